@@ -1,0 +1,243 @@
+"""``mlxcel generate``: run a model on this machine, in one stage or several."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxcel.cli.output import JsonOutput, Output, TextOutput
+from mlxcel.cli.progress import LoadingBars
+from mlxcel.errors import UsageError
+from mlxcel.partition.report import PartitionQualityReport
+
+if TYPE_CHECKING:
+    from mlxcel.engine.generation import Request
+    from mlxcel.engine.local import LocalModel
+    from mlxcel.partition.plan import Plan
+
+
+def add_parser(subparsers: Any) -> None:
+    """The flags of ``mlxcel generate``."""
+    parser = subparsers.add_parser("generate", help="generate text with a model on this machine")
+    add_model_flags(parser)
+    add_sampling_flags(parser)
+    text = parser.add_argument_group("prompt")
+    text.add_argument(
+        "-p",
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a prompt; - reads standard input; repeat it for a batch",
+    )
+    text.add_argument(
+        "--prompt-file", action="append", default=[], metavar="FILE", help="a prompt from a file"
+    )
+    text.add_argument("--system", metavar="TEXT", help="a system message, through the template")
+    template = text.add_mutually_exclusive_group()
+    template.add_argument(
+        "--chat", action="store_true", help="demand the checkpoint's chat template"
+    )
+    template.add_argument(
+        "--no-chat-template", action="store_true", help="give the prompt to the model as it is"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--verbose", action="store_true", help="print the plan and its quality")
+    parser.set_defaults(run=run)
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """What says which model runs, and in which stages."""
+    model = parser.add_argument_group("model and stages")
+    model.add_argument("-m", "--model", required=True, type=Path, metavar="DIR")
+    model.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "checkpoint", "float32", "bfloat16", "float16"],
+        help="dtype of floating parameters and activations (auto)",
+    )
+    model.add_argument("--pp-size", type=int, metavar="N", help="pipeline stages (1)")
+    model.add_argument(
+        "--pp-layers", metavar="RANGES", help='layers of each stage, such as "0-14,15-29"'
+    )
+    model.add_argument(
+        "--pp-balance",
+        default="bytes",
+        choices=["bytes", "time"],
+        help="what automatic stages have equal shares of (bytes)",
+    )
+    model.add_argument(
+        "--pp-micro-batch-size",
+        default="auto",
+        metavar="N",
+        help="sequences that go through the stages together (auto: as many groups as stages)",
+    )
+    model.add_argument(
+        "--prefill-chunk-size", type=int, default=512, metavar="N", help="prompt tokens a step"
+    )
+    model.add_argument(
+        "--pp-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="longest wait for a stage (600)",
+    )
+    model.add_argument(
+        "--no-plugin", action="append", default=[], metavar="NAME", help="leave a plugin out"
+    )
+    # For tests: every hand-over between stages goes through the wire format.
+    model.add_argument("--pp-wire", action="store_true", help=argparse.SUPPRESS)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """What says how tokens are drawn."""
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("-n", "--max-tokens", type=int, default=100, metavar="N")
+    sampling.add_argument("--temp", type=float, default=0.0, help="0 is greedy (0)")
+    sampling.add_argument("--top-p", type=float, default=1.0)
+    sampling.add_argument("--top-k", type=int, default=0, help="0 is off (0)")
+    sampling.add_argument("--min-p", type=float, default=0.0)
+    sampling.add_argument("--seed", type=int, help="same seed, same tokens (drawn)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; returns 0, or raises what went wrong."""
+    from mlxcel.engine.generation import Generation, credits_for, micro_batch_size
+    from mlxcel.engine.local import open_model, pipeline_report, running
+    from mlxcel.engine.results import collect
+    from mlxcel.plugins import Plugins
+
+    _check(args)
+    plugins = Plugins.discover(without=args.no_plugin)
+    model = open_model(
+        args.model,
+        plugins,
+        dtype=args.dtype,
+        size=args.pp_size,
+        layers=args.pp_layers,
+        by=args.pp_balance,
+    )
+    requests = _requests(args, model, _prompts(args))
+    stages = len(model.plan.stages)
+    rows = micro_batch_size(len(requests), stages, _micro_batch(args.pp_micro_batch_size))
+    for notice in model.notices:
+        print(notice, file=sys.stderr)
+    bars = LoadingBars()
+    with running(
+        model,
+        credits=credits_for(len(requests), stages, rows),
+        timeout=args.pp_timeout,
+        wire=args.pp_wire,
+        on_progress=bars,
+    ) as pipeline:
+        bars.close()
+        if args.verbose:
+            print(quality(model.plan, [stage.bytes for stage in pipeline.loaded]), file=sys.stderr)
+        generation = Generation(
+            pipeline,
+            requests,
+            end_tokens=model.tokenizer.eos_ids,
+            rows=rows,
+            chunk=args.prefill_chunk_size,
+        )
+        output: Output = JsonOutput() if args.json else TextOutput(len(requests))
+        results = collect(generation, requests, model.tokenizer, output.text, output.result)
+        output.end(
+            results, pipeline_report(model.plan, pipeline.stop(), len(generation.slots))
+        )
+    return 0
+
+
+def quality(plan: Plan, actual: Sequence[int]) -> str:
+    """The report on how even the stages are, with the bytes each of them really loaded."""
+    report = PartitionQualityReport(plan.stages, plan.profile.groups).with_actual(actual)
+    warning = report.warning()
+    return "\n".join([*report.lines(), *([warning] if warning else [])])
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse values that mean nothing, naming the flag."""
+    bounds = [
+        ("-n/--max-tokens", args.max_tokens, args.max_tokens >= 1, "1 or more"),
+        ("--prefill-chunk-size", args.prefill_chunk_size, args.prefill_chunk_size >= 1, "1 or more"),
+        ("--temp", args.temp, 0 <= args.temp < float("inf"), "0 or more"),
+        ("--top-p", args.top_p, 0 < args.top_p <= 1, "a value above 0 and up to 1"),
+        ("--top-k", args.top_k, args.top_k >= 0, "0 (off) or more"),
+        ("--min-p", args.min_p, 0 <= args.min_p <= 1, "a value from 0 to 1"),
+        ("--pp-timeout", args.pp_timeout, args.pp_timeout > 0, "a number of seconds above 0"),
+        ("--pp-size", args.pp_size, args.pp_size is None or args.pp_size >= 1, "1 or more"),
+    ]
+    for flag, value, fits, wanted in bounds:
+        if not fits:
+            raise UsageError(f"{flag} {value} is out of range.", f"Give {wanted}.")
+
+
+def _micro_batch(text: str) -> int | None:
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"--pp-micro-batch-size {text} is neither a number nor auto.",
+            "Give a number of sequences, or auto.",
+        ) from None
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    """The prompts in the order: -p as given, then --prompt-file."""
+    if args.prompt.count("-") > 1:
+        raise UsageError("-p - is given twice.", "Standard input can be read once only.")
+    prompts = [sys.stdin.read() if text == "-" else text for text in args.prompt]
+    for file in args.prompt_file:
+        try:
+            prompts.append(Path(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"--prompt-file {file} cannot be read ({error}).", "Give a UTF-8 text file."
+            ) from error
+    if not prompts:
+        raise UsageError("There is no prompt.", "Give -p TEXT, --prompt-file FILE or -p -.")
+    return prompts
+
+
+def _requests(
+    args: argparse.Namespace, model: LocalModel, prompts: Sequence[str]
+) -> list[Request]:
+    from mlxcel.engine.generation import Request
+    from mlxcel.pipeline.operations import Sampling
+
+    seed = secrets.randbits(63) if args.seed is None else args.seed
+    sampling = Sampling(args.temp, args.top_p, args.top_k, args.min_p, seed)
+    requests = []
+    for index, text in enumerate(prompts):
+        tokens = _encode(args, model, text)
+        if not tokens:
+            raise UsageError(f"Prompt {index} is empty.", "Give at least one character.")
+        requests.append(Request(index, tuple(tokens), args.max_tokens, sampling))
+    return requests
+
+
+def _encode(args: argparse.Namespace, model: LocalModel, text: str) -> list[int]:
+    """The token ids of a prompt: through the chat template unless there is none."""
+    tokenizer = model.tokenizer
+    if args.no_chat_template or not (tokenizer.has_chat_template or args.chat):
+        if args.system is not None:
+            raise UsageError(
+                "--system needs a chat template.",
+                "Leave --no-chat-template out, or choose a checkpoint that has one.",
+            )
+        return tokenizer.encode(text)
+    if not tokenizer.has_chat_template:
+        raise UsageError(
+            f"--chat: {model.checkpoint.path} has no chat template.",
+            "Leave --chat out to give the prompt to the model as it is.",
+        )
+    messages = [{"role": "user", "content": text}]
+    if args.system is not None:
+        messages.insert(0, {"role": "system", "content": args.system})
+    return tokenizer.encode_chat(messages)

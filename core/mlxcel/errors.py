@@ -1,0 +1,166 @@
+"""Every error mlxcel raises on purpose.
+
+Each class carries the facts as fields, and its text says what happened and what
+to do next. ``exit_code`` is what the command line returns: 1 for a failure or a
+bad state, 2 for a request that can never work (flags, impossible shapes).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import attrs
+
+
+class MlxcelError(Exception):
+    """Base of all errors that mlxcel raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+@attrs.define(eq=False)
+class UsageError(MlxcelError):
+    """The request can never work: flags that exclude each other, an impossible shape."""
+
+    exit_code: ClassVar[int] = 2
+
+    problem: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.problem} {self.way_out}"
+
+
+@attrs.define(eq=False)
+class PartitionError(UsageError):
+    """A set of layer ranges that cannot be: gaps, overlaps, too many stages, a cut group."""
+
+
+@attrs.define(eq=False)
+class CheckpointError(MlxcelError):
+    """A checkpoint that cannot be read; ``path`` is the file or folder at fault."""
+
+    path: Path
+    problem: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem} {self.way_out}"
+
+
+@attrs.define(eq=False)
+class ChatTemplateError(MlxcelError):
+    """A chat template that cannot be compiled or rendered; ``path`` is the file it came from."""
+
+    path: Path
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: the chat template does not work: {self.problem} "
+            f"Correct the template, or send the prompt as it is (--no-chat-template)."
+        )
+
+
+@attrs.define(eq=False)
+class ChatTemplateRefusal(ChatTemplateError):
+    """Messages that the template itself refuses; ``problem`` is the template's own text."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __str__(self) -> str:
+        return f"the model's chat template refuses these messages: {self.problem}"
+
+
+@attrs.define(eq=False)
+class UnsupportedError(MlxcelError):
+    """Something mlxcel knows but cannot do here; the text names the way out."""
+
+    exit_code: ClassVar[int] = 2
+
+    problem: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.problem} {self.way_out}"
+
+
+@attrs.define(eq=False)
+class PluginError(MlxcelError):
+    """A plugin that cannot be used; only whoever asks for it by name sees this."""
+
+    kind: str
+    name: str
+    distribution: str
+    reason: str
+
+    def __str__(self) -> str:
+        owner = f" of {self.distribution}" if self.distribution else ""
+        return (
+            f"{self.kind} plugin {self.name!r}{owner} cannot be used: {self.reason} "
+            f"`mlxcel plugins` lists what is installed and why a plugin failed."
+        )
+
+
+@attrs.define(eq=False)
+class WireError(MlxcelError):
+    """Bytes from a peer that are not what the format allows; the connection must close."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"malformed wire data: {self.what}"
+
+
+@attrs.define(eq=False)
+class DeadlineError(MlxcelError):
+    """A wait that ended without an answer."""
+
+    peer: str
+    operation: str
+    seconds: float
+    way_out: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.peer} did not answer within {self.seconds:g} s while waiting for "
+            f"{self.operation}. {self.way_out}"
+        )
+
+
+@attrs.define(eq=False)
+class StageError(MlxcelError):
+    """A stage that failed; ``cause`` is the error's type and text as the stage saw it."""
+
+    stage: int
+    operation: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} failed during {self.operation}: {self.cause}"
+
+
+@attrs.define(eq=False)
+class ChannelClosed(MlxcelError):
+    """A channel whose other end is gone; ``reason`` is what the closer said, if anything."""
+
+    name: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} is closed" + (f": {self.reason}" if self.reason else ".")
+
+
+@attrs.define(eq=False)
+class ChannelFull(MlxcelError):
+    """A put into a full channel: more steps in flight than credits, which is a bug."""
+
+    name: str
+    capacity: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} already holds its {self.capacity} messages: more steps are in flight "
+            f"than there are credits. This is a bug in mlxcel; please report it."
+        )

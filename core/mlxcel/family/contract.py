@@ -1,0 +1,128 @@
+"""What a model family tells mlxcel, without MLX.
+
+A family plugin is one object, an instance of a :class:`Family` subclass, in a light
+module. Everything here is asked while planning (no MLX, no mlx_lm); the one heavy
+question, :meth:`Family.stage_class`, imports what it needs when it is asked.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+import attrs
+
+if TYPE_CHECKING:
+    from mlxcel.checkpoint.config import ModelConfig
+    from mlxcel.family.transformer import TransformerStage
+
+VISION_SUFFIX = "_vlm"
+"""A wire name with this suffix serves the text tower of a checkpoint that has a vision_config."""
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_EXPERT = re.compile(r"\.(?:experts|switch_mlp|switch_glu)\.")
+_OTHER_TOWERS = frozenset(
+    {
+        "vision_tower",
+        "vision_model",
+        "vision_embedder",
+        "visual",
+        "audio_tower",
+        "multi_modal_projector",
+        "embed_vision",
+        "embed_audio",
+    }
+)
+
+
+@attrs.frozen
+class LayerAdjacencyGroup:
+    """Layers ``start`` to ``end`` (half-open) that must share a stage, and why."""
+
+    start: int
+    end: int
+    reason: str
+
+    def cut_by(self, boundary: int) -> bool:
+        """Whether a stage that begins at layer ``boundary`` would divide this group."""
+        return self.start < boundary < self.end
+
+
+class Part(enum.Enum):
+    """The part of a model that a checkpoint tensor belongs to."""
+
+    TABLE = "table"  # the token embedding: first stage, and the last one when tied
+    EMBEDDING = "embedding"  # whatever else makes the first hidden state: first stage
+    LAYER = "layer"
+    HEAD = "head"  # final norm and output projection: last stage
+    UNUSED = "unused"  # never read: other towers, buffers, layers that do not exist
+
+
+@attrs.frozen
+class Place:
+    """Where one checkpoint tensor goes; ``layer`` is set for :attr:`Part.LAYER` only."""
+
+    part: Part
+    layer: int | None = None
+
+
+class Family:
+    """One model family. Subclass it, set the class attributes, name an instance as entry point.
+
+    Attributes:
+        api_version: The plugin API this plugin was written for, ``"major.minor"``. It has no
+            default: a plugin states it itself.
+        wire_names: The names peers see at the handshake; each is an entry point.
+        model_types: Further ``model_type`` values of config.json that this family serves.
+        runnable: False while the family can be planned but not run.
+        tied_by_default: What ``tie_word_embeddings`` means when config.json does not say.
+    """
+
+    api_version: ClassVar[str]
+    wire_names: ClassVar[tuple[str, ...]] = ()
+    model_types: ClassVar[tuple[str, ...]] = ()
+    runnable: ClassVar[bool] = True
+    tied_by_default: ClassVar[bool] = False
+
+    def stage_class(self) -> type[TransformerStage]:
+        """The class that runs a range of this family's layers. Imports MLX."""
+        raise NotImplementedError(f"{type(self).__name__} can be planned but not run")
+
+    def adjacency(self, config: ModelConfig) -> tuple[LayerAdjacencyGroup, ...]:
+        """The groups of layers that must share a stage; none by default."""
+        return ()
+
+    def tied(self, config: ModelConfig) -> bool:
+        """Whether the output projection is the token embedding."""
+        return bool(config.get("tie_word_embeddings", self.tied_by_default))
+
+    def place(self, name: str, config: ModelConfig) -> Place:
+        """The part of the model that the checkpoint tensor ``name`` belongs to.
+
+        The name is the checkpoint's, in hub naming or mlx-lm's converted naming.
+        """
+        if "rotary_emb" in name or not _OTHER_TOWERS.isdisjoint(name.split(".")):
+            return Place(Part.UNUSED)
+        if match := _LAYER.search(name):
+            layer = int(match[1])
+            return Place(Part.LAYER, layer) if layer < config.num_layers else Place(Part.UNUSED)
+        if "embed_tokens." in name:
+            return Place(Part.TABLE)
+        if "lm_head." in name:
+            return Place(Part.UNUSED if self.tied(config) else Part.HEAD)
+        if name.endswith("norm.weight"):
+            return Place(Part.HEAD)
+        return Place(Part.UNUSED)
+
+    def touched(self, name: str, config: ModelConfig) -> float:
+        """The share of the tensor ``name`` that one token multiplies with: 1, or top-k of n."""
+        if not _EXPERT.search(name):
+            return 1.0
+        active = config.first("num_experts_per_tok", "top_k_experts", "moe_topk")
+        total = config.first("num_local_experts", "num_experts", "n_routed_experts")
+        return active / total if active and total else 1.0
+
+    def casts(self, name: str) -> bool:
+        """Whether ``--dtype`` applies to the floating tensor ``name``; true by default."""
+        return True

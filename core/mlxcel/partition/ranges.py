@@ -1,0 +1,101 @@
+"""Layer ranges given by hand: ``--pp-layers 0-19,20-39``.
+
+The text is inclusive, as people count; everything else uses half-open Python ranges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from mlxcel.errors import PartitionError
+from mlxcel.family.contract import LayerAdjacencyGroup
+
+_RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?")
+_FORM = "The form is `--pp-layers 0-19,20-39`: one range per stage, both ends included."
+
+
+def parse_ranges(text: str) -> tuple[range, ...]:
+    """``"0-19,20"`` as ``(range(0, 20), range(20, 21))``, one range per stage.
+
+    Raises:
+        PartitionError: The text has not this form, or a range runs backwards.
+    """
+    ranges = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise PartitionError(f"--pp-layers {text!r}: {part.strip()!r} is no range.", _FORM)
+        first = int(match[1])
+        last = int(match[2] or match[1])
+        if last < first:
+            raise PartitionError(f"--pp-layers {text!r}: {part.strip()!r} runs backwards.", _FORM)
+        ranges.append(range(first, last + 1))
+    return tuple(ranges)
+
+
+def format_ranges(ranges: Iterable[range]) -> str:
+    """The inverse of :func:`parse_ranges`; no range may be empty."""
+    return ",".join(f"{r.start}" if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in ranges)
+
+
+def legal_cuts(num_layers: int, groups: Sequence[LayerAdjacencyGroup]) -> tuple[int, ...]:
+    """The layers, ascending, at which a stage after the first may begin."""
+    return tuple(
+        cut for cut in range(1, num_layers) if not any(group.cut_by(cut) for group in groups)
+    )
+
+
+def validate_ranges(
+    ranges: Sequence[range], num_layers: int, groups: Sequence[LayerAdjacencyGroup] = ()
+) -> None:
+    """Check that ``ranges`` hold every layer exactly once, in order, and divide no group.
+
+    Raises:
+        PartitionError: They do not; the text names the layers, and for a divided group its
+            source, its consumer, its reason and the nearest legal cuts.
+    """
+    way_out = (
+        f"The model has layers 0-{num_layers - 1}: give each exactly once, in order, "
+        f"one range per stage."
+    )
+
+    def refuse(problem: str) -> PartitionError:
+        return PartitionError(
+            f"--pp-layers {format_ranges(filter(len, ranges))}: {problem}", way_out
+        )
+
+    expected = 0
+    for stage, layers in enumerate(ranges):
+        if not layers:
+            raise refuse(f"stage {stage} has no layer.")
+        if layers.stop > num_layers:
+            raise refuse(f"there is no layer {layers.stop - 1}.")
+        if layers.start < expected:
+            raise refuse(f"stage {stage} begins at layer {layers.start}, which comes earlier too.")
+        if layers.start > expected:
+            missing = format_ranges([range(expected, layers.start)])
+            raise refuse(f"layer {missing} is missing before stage {stage}.")
+        expected = layers.stop
+    if expected < num_layers:
+        raise refuse(f"layer {format_ranges([range(expected, num_layers)])} is missing.")
+    for layers in ranges[1:]:
+        _check_cut(layers.start, num_layers, groups)
+
+
+def _check_cut(cut: int, num_layers: int, groups: Sequence[LayerAdjacencyGroup]) -> None:
+    group = next((group for group in groups if group.cut_by(cut)), None)
+    if group is None:
+        return
+    legal = legal_cuts(num_layers, groups)
+    nearest = [max((c for c in legal if c < cut), default=None)]
+    nearest.append(min((c for c in legal if c > cut), default=None))
+    starts = " or ".join(f"layer {c}" for c in nearest if c is not None)
+    raise PartitionError(
+        f"--pp-layers: a stage that begins at layer {cut} divides layers "
+        f"{format_ranges([range(group.start, group.end)])}: source layer {group.start} and "
+        f"consumer layer {group.end - 1} must share a stage ({group.reason}).",
+        f"The nearest legal cuts begin a stage at {starts}."
+        if starts
+        else "This model has no legal cut: run it on one stage.",
+    )

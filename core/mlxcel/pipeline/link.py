@@ -1,0 +1,92 @@
+"""One direction of a connection between two neighbours of a pipeline.
+
+The stage's loop knows only :class:`Link`; whether threads, processes or hosts stand at its
+ends is a matter of which link it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+
+from mlxcel.pipeline.channel import Channel
+from mlxcel.pipeline.step import Message, Step
+from mlxcel.wire import message as wire_message
+from mlxcel.wire.tensor import WireTensor
+
+
+class Link(Protocol):
+    """A stream of messages in one direction; one end sends, the other receives."""
+
+    def send(self, message: Message) -> None:
+        """Hand ``message`` over; never waits for the receiver.
+
+        Raises:
+            ChannelClosed: The link is closed.
+            ChannelFull: More messages are in flight than there are credits.
+        """
+
+    def receive(self, timeout: float) -> Message:
+        """The next message, waiting up to ``timeout`` seconds.
+
+        Raises:
+            ChannelClosed: The link is closed, and all that was sent has been received.
+            DeadlineError: Nothing came in time.
+        """
+        ...
+
+    def close(self, reason: str | None = None) -> None:
+        """End the stream for both ends; harmless when repeated."""
+
+
+@attrs.frozen
+class MemoryLink:
+    """A link between two threads: messages pass as they are, arrays and all."""
+
+    channel: Channel[Message]
+
+    def send(self, message: Message) -> None:
+        self.channel.put(message)
+
+    def receive(self, timeout: float) -> Message:
+        return self.channel.get(timeout)
+
+    def close(self, reason: str | None = None) -> None:
+        self.channel.close(reason)
+
+
+def memory_link(capacity: int, name: str) -> Link:
+    """A link between two threads that holds ``capacity`` messages; ``name`` is for errors."""
+    return MemoryLink(Channel(capacity, name))
+
+
+@attrs.frozen
+class WireLink:
+    """A link whose every message takes the way of the wire: arrays to bytes and back.
+
+    With it, one process proves the wire format (``--pp-wire``). ``to_wire`` turns an array
+    of the sending stage into a :class:`WireTensor` and runs in the sender's thread,
+    ``from_wire`` turns that into an array of the receiving stage in the receiver's.
+    """
+
+    inner: Link
+    to_wire: Callable[[Any], WireTensor]
+    from_wire: Callable[[WireTensor], Any]
+
+    def send(self, message: Message) -> None:
+        buffer = wire_message.encode(_convert(message, self.to_wire))
+        self.inner.send(wire_message.decode(buffer))
+
+    def receive(self, timeout: float) -> Message:
+        return _convert(self.inner.receive(timeout), self.from_wire)
+
+    def close(self, reason: str | None = None) -> None:
+        self.inner.close(reason)
+
+
+def _convert(message: Message, convert: Callable[[Any], Any]) -> Message:
+    if not isinstance(message, Step):
+        return message
+    return attrs.evolve(message, tensors={n: convert(t) for n, t in message.tensors.items()})

@@ -1,0 +1,114 @@
+"""The closed list of batch operations that travel in the header of a step.
+
+Every stage holds its caches in a table, handle to batch. The engine alone names
+handles; stages obey. An operation is applied by every stage at the same point of the
+stream of steps, so all stages agree on which row is which without asking each other.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import attrs
+
+
+@attrs.frozen
+class Sampling:
+    """How one sequence draws its tokens; carried by :class:`New`, used by the last stage.
+
+    ``temperature`` 0 is greedy. ``top_p`` 1 (or 0), ``top_k`` 0 and ``min_p`` 0 are off.
+    The random key of a draw is a function of (``seed``, ``choice``, position): no state.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0
+
+
+@attrs.frozen
+class New:
+    """A fresh batch of one row for ``request``, under ``handle``."""
+
+    handle: int
+    request: int
+    sampling: Sampling
+
+
+@attrs.frozen
+class Merge:
+    """One batch under ``handle`` out of ``sources``, rows in that order; the sources go."""
+
+    handle: int
+    sources: tuple[int, ...]
+
+
+@attrs.frozen
+class Extend:
+    """The rows of ``source`` appended to ``handle``; the source goes."""
+
+    handle: int
+    source: int
+
+
+@attrs.frozen
+class Filter:
+    """Only ``rows`` of ``handle`` stay, in that order."""
+
+    handle: int
+    rows: tuple[int, ...]
+
+
+@attrs.frozen
+class Extract:
+    """A copy of row ``row`` of ``source`` as a batch of one under ``handle``."""
+
+    handle: int
+    source: int
+    row: int
+
+
+@attrs.frozen
+class Copy:
+    """A copy of the whole batch ``source`` under ``handle``."""
+
+    handle: int
+    source: int
+
+
+@attrs.frozen
+class Trim:
+    """The last ``tokens`` positions of ``handle`` are forgotten."""
+
+    handle: int
+    tokens: int
+
+
+@attrs.frozen
+class Prepare:
+    """The coming steps of ``handle`` are right-padded: row i has ``lengths[i]`` real tokens."""
+
+    handle: int
+    lengths: tuple[int, ...]
+    right_padding: tuple[int, ...]
+
+
+@attrs.frozen
+class Finalize:
+    """The padding announced by :class:`Prepare` is over: caches move it to the left."""
+
+    handle: int
+
+
+@attrs.frozen
+class Release:
+    """``handle`` is forgotten; unknown handles are ignored, so a release can be repeated."""
+
+    handle: int
+
+
+Operation = Union[
+    New, Merge, Extend, Filter, Extract, Copy, Trim, Prepare, Finalize, Release
+]

@@ -1,0 +1,88 @@
+"""The loop of one stage: receive a step, run it, send the result on.
+
+One piece of code behind every link. It knows neither MLX nor where it runs: both are the
+executor's and the link's business.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from mlxcel.errors import ChannelClosed, DeadlineError
+from mlxcel.pipeline.link import Link
+from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
+from mlxcel.pipeline.step import Message, Step, StepFailed, Stop
+from mlxcel.stage.contract import StageExecutor, StageSpec
+
+IDLE_SECONDS = 60.0
+"""How long one wait for work lasts before the loop looks again whether its link is open."""
+
+
+def run_stage(
+    spec: StageSpec,
+    build: Callable[[StageSpec], StageExecutor],
+    inbox: Link,
+    outbox: Link,
+    report: Callable[[Report], None],
+) -> None:
+    """Build, load and serve one stage until a :class:`Stop` or a closed link.
+
+    Whatever goes wrong is reported, never raised: a failing step as :class:`StepFailed` to
+    the next stage, anything else as :class:`Failed`.
+    """
+    executor: StageExecutor | None = None
+    reason = f"stage {spec.index} has ended"
+    try:
+        executor = build(spec)
+        began = time.perf_counter()
+        size = executor.load(lambda done, total: report(Loading(spec.index, done, total)))
+        report(Loaded(spec.index, size, time.perf_counter() - began))
+        report(_serve(spec, executor, inbox, outbox))
+    except ChannelClosed:
+        report(Ended(spec.index, 0.0, None, None))
+    except BaseException as error:  # SystemExit of a plugin included: a thread has nobody above
+        report(Failed(spec.index, error))
+        reason = f"stage {spec.index} has failed"
+    finally:
+        # What is already in a closed link can still be read; both neighbours learn of the end.
+        inbox.close(reason)
+        outbox.close(reason)
+        if executor is not None:
+            executor.close()
+
+
+def _serve(spec: StageSpec, executor: StageExecutor, inbox: Link, outbox: Link) -> Ended:
+    busy, first, last = 0.0, None, None
+    while True:
+        try:
+            message = inbox.receive(IDLE_SECONDS)
+        except DeadlineError:
+            continue
+        if isinstance(message, Stop):
+            outbox.send(message)
+            return Ended(spec.index, busy, first, last)
+        if not isinstance(message, Step):  # a failure of an earlier stage passes through
+            outbox.send(message)
+            continue
+        began = time.perf_counter()
+        answer = _run(spec, executor, message)
+        ended = time.perf_counter()
+        if message.tensors:
+            busy += ended - began
+            first = began if first is None else first
+            last = ended
+        outbox.send(answer)
+
+
+def _run(spec: StageSpec, executor: StageExecutor, step: Step) -> Message:
+    try:
+        return executor.run(step)
+    except Exception as error:
+        return StepFailed(
+            step.seq,
+            step.slot,
+            spec.index,
+            executor.requests(step),
+            f"{type(error).__name__}: {error}",
+        )

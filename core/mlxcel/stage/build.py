@@ -1,0 +1,23 @@
+"""Core's own answer to the hook ``mlxcel_build_executor``."""
+
+from __future__ import annotations
+
+from mlxcel.family.contract import Family
+from mlxcel.hookspecs import hookimpl
+from mlxcel.plugins import Plugins
+from mlxcel.stage.contract import StageExecutor, StageSpec
+
+
+class FamilyExecutors:
+    """Runs a stage with its family, unless a plugin's executor comes first."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+
+    @hookimpl(trylast=True)
+    def mlxcel_build_executor(self, spec: StageSpec) -> StageExecutor:
+        from mlxcel.stage.executor import FamilyExecutor
+
+        family = self._plugins.load("family", spec.family)
+        assert isinstance(family, Family)  # the loader checks what an entry point names
+        return FamilyExecutor(spec, family)

@@ -1,0 +1,68 @@
+"""What a stage is asked to be, and what may run one; no MLX here.
+
+A :class:`StageSpec` is all that a worker needs to build its stage, wherever it runs. The
+hook ``mlxcel_build_executor`` turns it into a :class:`StageExecutor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from mlxcel.pipeline.step import Step, Tokens
+
+
+@attrs.frozen
+class StageSpec:
+    """One stage of one model.
+
+    ``start`` and ``stop`` are its layers, half-open; ``cast`` the dtype that floating
+    parameters are cast to, None for as stored.
+    """
+
+    checkpoint: Path
+    family: str
+    index: int
+    count: int
+    start: int
+    stop: int
+    cast: str | None = None
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.count - 1
+
+
+Progress = Callable[[int, int], None]
+"""Called while loading with the bytes done and the bytes in all."""
+
+
+class StageExecutor(Protocol):
+    """Runs the steps of one stage. All calls come from the one thread that made it."""
+
+    def load(self, progress: Progress) -> int:
+        """Make the stage ready; returns the bytes of its parameters."""
+        ...
+
+    def run(self, step: Step) -> Step | Tokens:
+        """Apply the step's operations and run its slot.
+
+        Returns:
+            The step for the next stage, or the last stage's tokens.
+        """
+        ...
+
+    def requests(self, step: Step) -> tuple[int, ...]:
+        """The requests that are lost when ``step`` fails."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; called once, also after a failure."""
+        ...

@@ -1,0 +1,104 @@
+"""The stage executor mlxcel uses unless a plugin brings another: a family's own stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from mlxcel.checkpoint.checkpoint import open_checkpoint
+from mlxcel.family.contract import Family
+from mlxcel.family.transformer import TransformerStage
+from mlxcel.pipeline.operations import New
+from mlxcel.pipeline.step import Step, Tokens
+from mlxcel.stage.arrays import from_wire
+from mlxcel.stage.batch import Batch, BatchTable
+from mlxcel.stage.contract import Progress, StageSpec
+from mlxcel.stage.load import load_stage
+from mlxcel.stage.sampler import sample
+from mlxcel.wire.tensor import WireTensor
+
+
+class FamilyExecutor:
+    """Runs one stage with the class that its family names.
+
+    Everything it makes belongs to the MLX stream of its own thread; only evaluated arrays
+    leave :meth:`run`.
+    """
+
+    def __init__(self, spec: StageSpec, family: Family) -> None:
+        self.spec = spec
+        self.family = family
+        self.stream = mx.new_stream(mx.default_device())
+        self._stage: TransformerStage | None = None
+        self._table: BatchTable | None = None
+
+    def load(self, progress: Progress) -> int:
+        """Read the stage from its checkpoint; returns the bytes of its parameters."""
+        spec = self.spec
+        with mx.stream(self.stream):
+            stage = load_stage(
+                open_checkpoint(spec.checkpoint),
+                self.family,
+                spec.start,
+                spec.stop,
+                spec.cast,
+                progress,
+            )
+        self._stage, self._table = stage, BatchTable(stage.make_caches)
+        return stage.nbytes()
+
+    def run(self, step: Step) -> Step | Tokens:
+        """One step of this stage; see :class:`mlxcel.stage.contract.StageExecutor`."""
+        assert self._stage is not None and self._table is not None, "load() comes first"
+        with mx.stream(self.stream):
+            for operation in step.operations:
+                self._table.apply(operation)
+            if step.tensors:
+                return self._forward(step, self._stage, self._table[step.slot])
+        if self.spec.last:
+            return Tokens(step.seq, step.slot)
+        return step
+
+    def requests(self, step: Step) -> tuple[int, ...]:
+        """The requests of the step's slot, those that the step itself brings included."""
+        held = self._table.requests(step.slot) if self._table is not None else ()
+        new = (op.request for op in step.operations if isinstance(op, New))
+        return tuple(dict.fromkeys((*held, *new)))
+
+    def close(self) -> None:
+        """Drop the stage and the thread's streams; without that the process aborts at exit."""
+        self._stage = self._table = None
+        mx.clear_streams()
+
+    def _forward(self, step: Step, stage: TransformerStage, batch: Batch) -> Step | Tokens:
+        payload = stage(_arrays(step.tensors), batch.caches)
+        h = payload["h"]
+        batch.advance(h.shape[1])
+        states = [cache.state for cache in batch.caches if cache is not None]
+        if not self.spec.last:
+            mx.eval(payload, states)
+            _forget_scratch(h)
+            return Step(step.seq, step.slot, step.operations, payload, step.sample)
+        if not step.sample:  # a chunk of a prompt: only its caches are wanted, no logits
+            mx.eval(states)
+            _forget_scratch(h)
+            return Tokens(step.seq, step.slot)
+        tokens = sample(stage.logits(h[:, -1:, :])[:, -1, :], batch.rows)
+        mx.eval(states)
+        return Tokens(step.seq, step.slot, tuple(tokens))
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, mx.array]:
+    """What a link delivered as MLX arrays: bytes become arrays, arrays stay."""
+    return {
+        name: from_wire(value) if isinstance(value, WireTensor) else value
+        for name, value in tensors.items()
+    }
+
+
+def _forget_scratch(h: mx.array) -> None:
+    """After a long chunk, give the buffers back that only a long chunk needs."""
+    if h.shape[1] > 1:
+        mx.clear_cache()

@@ -1,0 +1,180 @@
+"""Load one stage: build the model, read only what is the stage's own.
+
+``mx.load`` is lazy, and so is building a model: until :func:`evaluate` touches a
+parameter, neither costs memory. So ``sanitize`` can run over the map of the *whole*
+checkpoint, which makes expert stacking, splits and renames the same on every stage, and
+still a stage never reads another stage's bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxcel import compat
+from mlxcel.checkpoint.checkpoint import Checkpoint
+from mlxcel.errors import CheckpointError
+from mlxcel.family.contract import Family, Part
+from mlxcel.family.transformer import TransformerStage
+from mlxcel.stage.contract import Progress
+
+Weights = dict[str, mx.array]
+
+
+def load_stage(
+    checkpoint: Checkpoint,
+    family: Family,
+    start: int,
+    stop: int,
+    cast: str | None,
+    progress: Progress = lambda done, total: None,
+) -> TransformerStage:
+    """Layers ``start`` to ``stop`` of ``checkpoint``, evaluated and ready to run.
+
+    Args:
+        cast: The dtype that floating parameters are cast to; None keeps what is stored.
+        progress: Told the bytes evaluated so far and the bytes in all.
+
+    Raises:
+        CheckpointError: config.json does not describe a model, or tensors are missing,
+            unknown or of the wrong shape.
+    """
+    model = _build(checkpoint)
+    weights = _read(checkpoint)
+    if hasattr(model, "sanitize"):
+        weights = _sanitize(model, weights, checkpoint)
+    _quantize(model, weights, checkpoint)
+    stage = family.stage_class()(model, start, stop)
+    own = _own(stage, weights, checkpoint, family)
+    if cast is not None:
+        own = _cast(own, getattr(mx, cast), family)
+    model.eval()
+    model.load_weights(list(own.items()), strict=False)
+    del weights, own
+    evaluate(stage, progress)
+    return stage
+
+
+def evaluate(stage: TransformerStage, progress: Progress) -> None:
+    """Read the parameters group by group, so that the peak is one group above the sum."""
+    total, done = stage.nbytes(), 0
+    for group in stage.parameter_groups():
+        mx.eval(group)
+        # Without this, buffers of the casts stay in MLX's cache and count as this stage's.
+        mx.clear_cache()
+        done += sum(value.nbytes for _, value in tree_flatten(group))
+        progress(done, total)
+
+
+def _build(checkpoint: Checkpoint) -> nn.Module:
+    config = checkpoint.config
+    try:
+        return compat.empty_model(config.raw)
+    except Exception as error:
+        raise CheckpointError(
+            config.path,
+            f"mlx-lm cannot build a {config.model_type!r} model from it "
+            f"({type(error).__name__}: {error}).",
+            "Check the fields against the original model's config.json.",
+        ) from error
+
+
+def _read(checkpoint: Checkpoint) -> Weights:
+    weights: Weights = {}
+    for file in checkpoint.files:
+        for name, value in mx.load(str(file)).items():
+            if (header := checkpoint.tensors.get(name)) and header.file == file:
+                weights[name] = value
+    settings = checkpoint.quantization
+    if settings is not None and settings.method in ("awq", "gptq"):
+        return compat.unpack_awq(weights, {"bits": settings.bits, "group_size": settings.group_size})
+    return weights
+
+
+def _sanitize(model: nn.Module, weights: Weights, checkpoint: Checkpoint) -> Weights:
+    try:
+        return dict(model.sanitize(weights))
+    except Exception as error:
+        raise CheckpointError(
+            checkpoint.path,
+            f"its tensors are not those of a {checkpoint.config.model_type!r} model "
+            f"({type(error).__name__}: {error}).",
+            "Check that config.json and the weight files belong together.",
+        ) from error
+
+
+def _quantize(model: nn.Module, weights: Weights, checkpoint: Checkpoint) -> None:
+    """Give every module whose weights are packed its quantized class, by its own shapes."""
+    if checkpoint.quantization is None:
+        return
+
+    def packed(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        try:
+            return compat.infer_quantization(path, module, weights)
+        except ValueError as error:
+            raise CheckpointError(
+                checkpoint.path,
+                f"{path} is packed in a way MLX does not know ({error}).",
+                "Convert the model again with mlx_lm.convert.",
+            ) from error
+
+    nn.quantize(model, class_predicate=packed)
+
+
+def _own(
+    stage: TransformerStage, weights: Weights, checkpoint: Checkpoint, family: Family
+) -> Weights:
+    """This stage's share of ``weights`` under its local names, checked for completeness."""
+    stray = [
+        name
+        for name in weights
+        if name not in stage.expected and family.place(name, checkpoint.config).part != Part.UNUSED
+    ]
+    if stray:
+        raise CheckpointError(
+            checkpoint.path,
+            f"{_some(stray)} {'is' if len(stray) == 1 else 'are'} not part of a "
+            f"{checkpoint.config.model_type!r} model as config.json describes it.",
+            "Check that config.json and the weight files belong together.",
+        )
+    wanted = dict(tree_flatten(stage.model.parameters()))
+    own: Weights = {}
+    for name, value in weights.items():
+        local = stage.local_name(name)
+        if local in wanted:
+            own[local] = value
+    if missing := [name for name in wanted if name not in own]:
+        raise CheckpointError(
+            checkpoint.path,
+            f"{_some(missing)} of layers {stage.start}-{stage.stop - 1} "
+            f"{'is' if len(missing) == 1 else 'are'} missing.",
+            "Download the model again, or check that config.json belongs to these weights.",
+        )
+    for name, value in own.items():
+        if value.shape != wanted[name].shape:
+            raise CheckpointError(
+                checkpoint.path,
+                f"{name} has shape {tuple(value.shape)}, config.json asks for "
+                f"{tuple(wanted[name].shape)}.",
+                "Check that config.json and the weight files belong together.",
+            )
+    return own
+
+
+def _cast(weights: Weights, dtype: mx.Dtype, family: Family) -> Weights:
+    return {
+        name: value.astype(dtype)
+        if mx.issubdtype(value.dtype, mx.floating) and family.casts(name)
+        else value
+        for name, value in weights.items()
+    }
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more tensors"

@@ -1,0 +1,75 @@
+"""Draw one token per row from the last position's logits, on the last stage.
+
+A draw has no state: its key is a function of the request's seed, the choice and the
+position in the sequence. So the same request gives the same tokens whatever it shares a
+batch with, however the model is split, and after a replay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlxcel.pipeline.operations import Sampling
+from mlxcel.stage.batch import Row
+
+_MASK = (1 << 64) - 1
+
+
+def sample(logits: mx.array, rows: Sequence[Row]) -> list[int]:
+    """One token id per row.
+
+    Args:
+        logits: [rows, vocab], any floating dtype.
+        rows: How each row samples, in the order of ``logits``.
+    """
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    greedy = mx.argmax(logprobs, axis=-1)
+    drawn = [
+        greedy[i] if row.sampling.temperature == 0 else _draw(logprobs[i], row)
+        for i, row in enumerate(rows)
+    ]
+    if all(row.sampling.temperature == 0 for row in rows):
+        return [int(token) for token in greedy.tolist()]  # type: ignore[union-attr]
+    return [int(token) for token in mx.stack(drawn).tolist()]  # type: ignore[union-attr]
+
+
+def draw_key(sampling: Sampling, position: int) -> int:
+    """The 64-bit key of one draw: splitmix64 (Steele, Lea & Flood 2014) over the three parts."""
+    key = 0
+    for part in (sampling.seed, sampling.choice, position):
+        key = (key + part + 0x9E3779B97F4A7C15) & _MASK
+        key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & _MASK
+        key ^= key >> 31
+    return key
+
+
+def _draw(logprobs: mx.array, row: Row) -> mx.array:
+    """A token id from [vocab] log-probabilities: top-p, min-p, top-k, then the temperature."""
+    sampling = row.sampling
+    logprobs = logprobs.astype(mx.float32)
+    if 0 < sampling.top_p < 1:
+        logprobs = _keep_top_p(logprobs, sampling.top_p)
+    if sampling.min_p > 0:
+        floor = mx.max(logprobs) + math.log(sampling.min_p)
+        logprobs = mx.where(logprobs < floor, -mx.inf, logprobs)
+    if 0 < sampling.top_k < logprobs.size:
+        kept = mx.argpartition(-logprobs, kth=sampling.top_k - 1)[: sampling.top_k]
+        only = mx.full(logprobs.shape, -mx.inf)
+        only[kept] = logprobs[kept]
+        logprobs = only
+    key = mx.random.key(draw_key(sampling, row.position))
+    return mx.random.categorical(logprobs / sampling.temperature, key=key)
+
+
+def _keep_top_p(logprobs: mx.array, top_p: float) -> mx.array:
+    """The smallest set of tokens whose probability reaches ``top_p`` (Holtzman et al. 2019)."""
+    order = mx.argsort(-logprobs)
+    ranked = mx.exp(logprobs[order])
+    before = mx.cumsum(ranked, axis=-1, inclusive=False)
+    kept = mx.zeros(logprobs.shape, dtype=mx.bool_)
+    kept[order] = before < top_p * mx.sum(ranked)
+    return mx.where(kept, logprobs, -mx.inf)

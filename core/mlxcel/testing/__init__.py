@@ -1,0 +1,6 @@
+"""What plugin authors test with. Imports no MLX until something is built."""
+
+from mlxcel.testing import tiny
+from mlxcel.testing.random_llama import random_llama
+
+__all__ = ["random_llama", "tiny"]

@@ -1,0 +1,78 @@
+"""What one tiny checkpoint is made of, and how its numbers are drawn."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+Config: TypeAlias = Mapping[str, Any]
+Weights: TypeAlias = "dict[str, mx.array]"
+
+
+def _as_they_are(weights: Weights, config: Config) -> Weights:
+    return weights
+
+
+@attrs.frozen
+class Recipe:
+    """One tiny checkpoint.
+
+    Attributes:
+        name: What :func:`mlxcel.testing.tiny.build` knows it by.
+        config: The content of config.json.
+        to_hub: From the model's parameters to the file's tensors: the inverse of the renaming
+            that loading does, plus what hub files hold beside it.
+        seed: What the random numbers start from; recipes with one seed share their weights.
+            It is chosen so that greedy decoding does not fall into one repeated token.
+        model_config: Fields of ``config`` that a reader of the checkpoint has to take
+            otherwise to get the model that was drawn; empty for nearly all.
+    """
+
+    name: str
+    config: Config
+    to_hub: Callable[[Weights, Config], Weights] = _as_they_are
+    seed: str = attrs.field()
+    model_config: Config = attrs.field(factory=dict)
+
+    @seed.default
+    def _own_seed(self) -> str:
+        return self.name
+
+    @property
+    def tied(self) -> bool:
+        """Whether the drawn model projects with its embedding table."""
+        config = {**self.config, **self.model_config}
+        return bool(config.get("text_config", config).get("tie_word_embeddings", False))
+
+    def generator(self) -> np.random.Generator:
+        """A fresh source of this recipe's numbers."""
+        return np.random.default_rng(zlib.crc32(self.seed.encode()))
+
+
+def draw(
+    random: np.random.Generator, path: str, shape: tuple[int, ...], *, tied: bool
+) -> NDArray[np.float32]:
+    """The parameter ``path``, scaled for its role so that activations stay near 1."""
+    leaf = path.rsplit(".", 1)[-1]
+    if leaf in ("scale", "per_expert_scale", "layer_scalar") or (
+        "norm" in path and leaf == "weight"
+    ):
+        # on a grid that bfloat16 holds exactly
+        return 1 + random.integers(-12, 13, size=shape).astype(np.float32) / 64
+    normal = random.standard_normal(shape, dtype=np.float32)
+    if leaf == "bias":
+        return np.float32(0.1) * normal
+    if "embed" in path:
+        # a tied table that dominates the residual makes greedy decoding repeat one token
+        return np.float32(0.06 if tied else 0.2) * normal
+    gain = 3.0 if "lm_head" in path or path.endswith("router.weight") else 1.0
+    return np.float32(gain / math.sqrt(shape[-1])) * normal

@@ -1,0 +1,206 @@
+"""Pipeline messages as bytes: a fixed prefix, a JSON header, then the step's tensors.
+
+All numbers are little-endian::
+
+    4 bytes  magic    b"MLXP"
+    u8       version  1
+    u8       kind     1 Step, 2 Tokens, 3 StepFailed, 4 Stop
+    u32      length   of the JSON header, at most 16 MiB
+    ...      header   the message's fields; a step names its tensors in "tensors"
+    ...      tensors  in that order, in the format of wire.tensor; only steps have any
+
+Batch operations stand in the header as objects tagged by ``"op"``. A reader accepts exactly
+the fields it knows, with exactly their types.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from typing import Any, get_args
+
+import attrs
+import cattrs
+from cattrs.preconf.json import make_converter
+from cattrs.strategies import configure_tagged_union
+
+from mlxcel.errors import WireError
+from mlxcel.pipeline.operations import Operation
+from mlxcel.pipeline.step import Message, Step, StepFailed, Stop, Tokens
+from mlxcel.wire import tensor as wire_tensor
+from mlxcel.wire.tensor import MAX_BYTES, Buffer, WireTensor
+
+MAGIC = b"MLXP"
+VERSION = 1
+MAX_HEADER = 16 << 20
+
+_PREFIX = struct.Struct("<4sBBI")
+
+
+@attrs.frozen
+class StepHeader:
+    """A :class:`Step` without its tensors, whose names it lists."""
+
+    seq: int
+    slot: int
+    operations: tuple[Operation, ...]
+    sample: bool
+    tensors: tuple[str, ...]
+
+
+Header = StepHeader | Tokens | StepFailed | Stop
+
+_KINDS: dict[int, type[Header]] = {1: StepHeader, 2: Tokens, 3: StepFailed, 4: Stop}
+_CODES = {cls: kind for kind, cls in _KINDS.items()}
+
+
+def encode(message: Message) -> bytes:
+    """``message``, whose tensors are :class:`WireTensor`, as one buffer.
+
+    Raises:
+        WireError: A tensor's fields do not agree, or a number does not fit the format.
+    """
+    return b"".join(pieces(message))
+
+
+def pieces(message: Message) -> list[Buffer]:
+    """What :func:`encode` joins, so that a sender can place it without another copy."""
+    tensors: dict[str, WireTensor] = {}
+    header: Header
+    if isinstance(message, Step):
+        tensors = dict(message.tensors)
+        header = StepHeader(
+            message.seq, message.slot, message.operations, message.sample, tuple(tensors)
+        )
+    else:
+        header = message
+    try:
+        text = json.dumps(_converter.unstructure(header), allow_nan=False).encode()
+    except ValueError as error:
+        raise WireError(f"a {type(message).__name__} that JSON cannot hold: {error}") from error
+    if len(text) > MAX_HEADER:
+        raise WireError(f"a message header of {len(text)} bytes; {MAX_HEADER} are allowed")
+    result: list[Buffer] = [
+        _PREFIX.pack(MAGIC, VERSION, _CODES[type(header)], len(text)),
+        text,
+    ]
+    for tensor in tensors.values():
+        result.extend(wire_tensor.encode(tensor))
+    return result
+
+
+def decode(buffer: Buffer, *, max_bytes: int = MAX_BYTES) -> Message:
+    """The one message that fills ``buffer``; its tensors are views of the buffer.
+
+    ``max_bytes`` bounds each tensor.
+
+    Raises:
+        WireError: The bytes are anything else than one whole, well-formed message.
+    """
+    view = wire_tensor.flat(buffer)
+    if len(view) < _PREFIX.size:
+        raise WireError("the data ends within a message's prefix")
+    magic, version, kind, length = _PREFIX.unpack_from(view)
+    if magic != MAGIC:
+        raise WireError("the data does not begin like a pipeline message")
+    if version != VERSION:
+        raise WireError(f"message version {version}; this mlxcel speaks version {VERSION}")
+    cls = _KINDS.get(kind)
+    if cls is None:
+        raise WireError(f"unknown message kind {kind}")
+    if length > MAX_HEADER:
+        raise WireError(f"a message header of {length} bytes; {MAX_HEADER} are allowed")
+    offset = _PREFIX.size + length
+    if offset > len(view):
+        raise WireError("the data ends within a message's header")
+    header = _structure(view[_PREFIX.size : offset], cls)
+
+    if not isinstance(header, StepHeader):
+        message: Message = header
+    else:
+        tensors = {}
+        for name in header.tensors:
+            if name in tensors:
+                raise WireError(f"a step has two tensors named {name!r}")
+            tensors[name], offset = wire_tensor.decode(view, offset, max_bytes=max_bytes)
+        message = Step(header.seq, header.slot, header.operations, tensors, header.sample)
+    if offset != len(view):
+        raise WireError(f"{len(view) - offset} bytes follow the message")
+    return message
+
+
+def _structure(text: memoryview, cls: type[Header]) -> Header:
+    try:
+        fields = json.loads(str(text, "utf-8"))
+        return _converter.structure(fields, cls)
+    # cattrs lets a hook's own error through, whatever it is; this is all that JSON's
+    # values can provoke in the hooks below and in the generated ones.
+    except (
+        cattrs.BaseValidationError,
+        cattrs.ForbiddenExtraKeysError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        kind = "Step" if cls is StepHeader else cls.__name__
+        raise WireError(f"the header of a {kind}: {type(error).__name__}: {error}") from error
+
+
+def _make_converter() -> cattrs.Converter:
+    """A converter that takes every value as it is or not at all: ``"3"`` is no int."""
+    converter = make_converter(forbid_extra_keys=True, detailed_validation=False)
+    converter.register_structure_hook(bool, _exactly(bool))
+    converter.register_structure_hook(str, _exactly(str))
+    converter.register_structure_hook(int, _integer)
+    converter.register_structure_hook(float, _finite)
+    converter.register_structure_hook_factory(
+        lambda cls: getattr(cls, "__origin__", None) is tuple,
+        lambda cls: _items(get_args(cls)[0], converter),
+    )
+    configure_tagged_union(
+        Operation, converter, tag_generator=lambda cls: cls.__name__.lower(), tag_name="op"
+    )
+    return converter
+
+
+def _exactly(cls: type) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) is not cls:
+            raise TypeError(f"{type(value).__name__} instead of {cls.__name__}")
+        return value
+
+    return structure
+
+
+def _integer(value: Any, _: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} instead of int")
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("an integer of more than 64 bits")
+    return value
+
+
+def _finite(value: Any, _: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{type(value).__name__} instead of float")
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{number} instead of a finite number")
+    return number
+
+
+def _items(item: Any, converter: cattrs.Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
+    hook = converter.get_structure_hook(item)
+
+    def structure(value: Any, _: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise TypeError(f"{type(value).__name__} instead of list")
+        return tuple(hook(element, item) for element in value)
+
+    return structure
+
+
+_converter = _make_converter()
