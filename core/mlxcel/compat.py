@@ -52,15 +52,13 @@ def infer_quantization(
     Raises:
         ValueError: The shapes fit no mode that MLX knows.
     """
-    found = dict(utils.infer_quant_config(path, module, weights))
+    found = dict(utils.infer_quant_config(path, module, dict(weights)))
     if f"{path}.global_scale" in weights:
         found["global_scale"] = True
     return found
 
 
-def unpack_awq(
-    weights: dict[str, mx.array], settings: Mapping[str, Any]
-) -> dict[str, mx.array]:
+def unpack_awq(weights: dict[str, mx.array], settings: Mapping[str, Any]) -> dict[str, mx.array]:
     """AutoAWQ and GPTQ tensors repacked as MLX packs them."""
     repacked, _ = utils._transform_awq_weights(weights, dict(settings))
-    return cast(dict[str, mx.array], repacked)
+    return repacked

@@ -258,7 +258,8 @@ class Plugins:
             hooks = {i.opts["specname"] or i.function.__name__ for i in implementations}
             if not hooks:
                 raise _Refused(
-                    "failed", "it implements no hook; mark functions with mlxcel.hookspecs.hookimpl."
+                    "failed",
+                    "it implements no hook; mark functions with mlxcel.hookspecs.hookimpl.",
                 )
             if unknown := sorted(hooks - known):
                 raise _Refused(

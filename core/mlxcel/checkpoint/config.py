@@ -117,7 +117,7 @@ def _config_file(path: Path) -> Path:
     if _HUB_ID.fullmatch(str(path)):
         raise CheckpointError(
             path,
-            "does not exist here; it looks like a model of a hub, and mlxcel reads local disk only.",
+            "does not exist; it looks like a hub's model id, and mlxcel reads local disk only.",
             f"Download it first: hf download {path} --local-dir {path.name}.",
         )
     raise CheckpointError(path, "does not exist.", "Name the folder of a checkpoint.")
@@ -159,9 +159,7 @@ def _num_layers(raw: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> 
     return count
 
 
-def _eos_token_ids(
-    raw: Mapping[str, Any], text: Mapping[str, Any], file: Path
-) -> tuple[int, ...]:
+def _eos_token_ids(raw: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> tuple[int, ...]:
     """generation_config.json's ids, else config.json's, else its text settings'."""
     generation = file.with_name(GENERATION_CONFIG_FILE)
     if generation.is_file():

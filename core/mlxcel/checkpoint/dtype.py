@@ -56,8 +56,8 @@ def choose_dtype(
             f"--dtype {requested} does not exist.", f"Choose one of {', '.join(DTYPES)}."
         )
     as_stored = requested in ("auto", "checkpoint")
-    norms = _norm_dtypes(checkpoint)
-    stored = "/".join(sorted(_NAMES[dtype] for dtype in norms)) or "float32"
+    activations = _activation_dtypes(checkpoint)
+    stored = "/".join(sorted(_NAMES[dtype] for dtype in activations)) or "none"
     wanted = stored if as_stored else requested
     problem = None
     if device == "cpu":
@@ -65,7 +65,7 @@ def choose_dtype(
         half = requested in ("bfloat16", "float16")
         if experts & _HALF if as_stored else experts and half:
             problem = _EXPERTS
-        elif _is_quantized(checkpoint) and (norms & _HALF if as_stored else half):
+        elif _is_quantized(checkpoint) and (activations & _HALF if as_stored else half):
             problem = _SLOW
     if problem is not None and requested == "auto":
         return DtypeChoice("float32", f"activations: float32, not {stored} as stored: {problem}")
@@ -93,13 +93,11 @@ def stored_bytes(header: TensorHeader, choice: DtypeChoice, casts: bool) -> int:
     return math.prod(header.shape) * _ITEMSIZE[choice.cast]
 
 
-def _norm_dtypes(checkpoint: Checkpoint) -> set[str]:
-    """The floating types of the norms, which the activations follow."""
-    return {
-        tensor.dtype
-        for name, tensor in checkpoint.tensors.items()
-        if len(tensor.shape) == 1 and tensor.dtype in _NAMES and _NORM_WEIGHT.search(name)
-    }
+def _activation_dtypes(checkpoint: Checkpoint) -> set[str]:
+    """The floating types of the norms, which activations follow; without norms, of all tensors."""
+    floating = [tensor for tensor in checkpoint.tensors.values() if tensor.dtype in _NAMES]
+    norms = [t for t in floating if len(t.shape) == 1 and _NORM_WEIGHT.search(t.name)]
+    return {tensor.dtype for tensor in norms or floating}
 
 
 def _plain_expert_dtypes(checkpoint: Checkpoint) -> set[str]:

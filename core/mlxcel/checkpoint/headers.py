@@ -118,16 +118,16 @@ def _parse(header: bytes, data_bytes: int, file: Path) -> dict[str, TensorHeader
             raise _malformed(file, f"tensors {last!r} and {name!r} overlap")
         end, last = stop, name
     if end > data_bytes:
-        raise CheckpointError(
-            file, f"is cut short: {end - data_bytes} bytes are missing.", _AGAIN
-        )
+        raise CheckpointError(file, f"is cut short: {end - data_bytes} bytes are missing.", _AGAIN)
     return tensors
 
 
 def _tensor(name: str, entry: Any, file: Path) -> tuple[TensorHeader, tuple[int, int]]:
     if not isinstance(entry, dict):
         raise _malformed(file, f"tensor {name!r} is no object")
-    dtype, shape, span = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    span: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _malformed(file, f"tensor {name!r} has the unknown dtype {dtype!r}")
     if not _counts(shape) or len(shape) > MAX_DIMENSIONS:
@@ -136,9 +136,7 @@ def _tensor(name: str, entry: Any, file: Path) -> tuple[TensorHeader, tuple[int,
         raise _malformed(file, f"tensor {name!r} has no valid data_offsets")
     nbytes = span[1] - span[0]
     if nbytes * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
-        raise _malformed(
-            file, f"tensor {name!r} is {dtype} {shape} but holds {nbytes} bytes"
-        )
+        raise _malformed(file, f"tensor {name!r} is {dtype} {shape} but holds {nbytes} bytes")
     return TensorHeader(name, dtype, tuple(shape), nbytes, file), (span[0], span[1])
 
 

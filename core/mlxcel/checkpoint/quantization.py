@@ -136,7 +136,7 @@ def _mlx_form(settings: Mapping[str, Any], file: Path) -> QuantizationMap:
     for key, override in overrides.items():
         other = by_module.setdefault(canonical(key), key)
         if overrides[other] != override:
-            raise _wrong(file, f"quantization overrides {other!r} and {key!r} contradict each other")
+            raise _wrong(file, f"quantization overrides {other!r} and {key!r} disagree")
     return QuantizationMap(default.group_size, default.bits, default.mode, overrides)
 
 
@@ -145,9 +145,9 @@ def _foreign_form(method: str, settings: Mapping[str, Any], file: Path) -> Quant
     match method:
         case "mxfp4" | "mxfp8":
             return _MODE_DEFAULTS[method]
-        case "fp8" if (
-            settings.get("scale_fmt") == "ue8m0" and settings.get("weight_block_size") == [32, 32]
-        ):
+        case "fp8" if settings.get("scale_fmt") == "ue8m0" and settings.get(
+            "weight_block_size"
+        ) == [32, 32]:
             return _MODE_DEFAULTS["mxfp8"]
         case "compressed-tensors":
             packing = settings.get("format")

@@ -15,8 +15,8 @@ from mlxcel.errors import UsageError
 from mlxcel.partition.report import PartitionQualityReport
 
 if TYPE_CHECKING:
-    from mlxcel.engine.generation import Request
     from mlxcel.engine.local import LocalModel
+    from mlxcel.engine.slot import Request
     from mlxcel.partition.plan import Plan
 
 
@@ -106,9 +106,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or raises what went wrong."""
-    from mlxcel.engine.generation import Generation, credits_for, micro_batch_size
+    from mlxcel.engine.generation import Generation
     from mlxcel.engine.local import open_model, pipeline_report, running
     from mlxcel.engine.results import collect
+    from mlxcel.engine.slot import credits_for, micro_batch_size
     from mlxcel.plugins import Plugins
 
     _check(args)
@@ -146,9 +147,7 @@ def run(args: argparse.Namespace) -> int:
         )
         output: Output = JsonOutput() if args.json else TextOutput(len(requests))
         results = collect(generation, requests, model.tokenizer, output.text, output.result)
-        output.end(
-            results, pipeline_report(model.plan, pipeline.stop(), len(generation.slots))
-        )
+        output.end(results, pipeline_report(model.plan, pipeline.stop(), len(generation.slots)))
     return 0
 
 
@@ -161,9 +160,15 @@ def quality(plan: Plan, actual: Sequence[int]) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse values that mean nothing, naming the flag."""
+    chunk = args.prefill_chunk_size
     bounds = [
         ("-n/--max-tokens", args.max_tokens, args.max_tokens >= 1, "1 or more"),
-        ("--prefill-chunk-size", args.prefill_chunk_size, args.prefill_chunk_size >= 1, "1 or more"),
+        (
+            "--prefill-chunk-size",
+            args.prefill_chunk_size,
+            args.prefill_chunk_size >= 1,
+            "1 or more",
+        ),
         ("--temp", args.temp, 0 <= args.temp < float("inf"), "0 or more"),
         ("--top-p", args.top_p, 0 < args.top_p <= 1, "a value above 0 and up to 1"),
         ("--top-k", args.top_k, args.top_k >= 0, "0 (off) or more"),
@@ -205,10 +210,8 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def _requests(
-    args: argparse.Namespace, model: LocalModel, prompts: Sequence[str]
-) -> list[Request]:
-    from mlxcel.engine.generation import Request
+def _requests(args: argparse.Namespace, model: LocalModel, prompts: Sequence[str]) -> list[Request]:
+    from mlxcel.engine.slot import Request
     from mlxcel.pipeline.operations import Sampling
 
     seed = secrets.randbits(63) if args.seed is None else args.seed

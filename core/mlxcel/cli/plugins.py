@@ -69,10 +69,7 @@ def table(records: Sequence[PluginRecord], columns: Sequence[str]) -> str:
         values = attrs.asdict(record) | {"hooks": ", ".join(record.hooks)}
         rows.append(tuple(str(values[column]) or "-" for column in columns))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(map(str.ljust, row, widths)).rstrip()
-        for row in rows
-    )
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _as_json(record: PluginRecord, more: bool) -> dict[str, Any]:

@@ -12,14 +12,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from mlxcel.errors import ChatTemplateError, ChatTemplateRefusal, UnsupportedError
@@ -199,7 +200,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 class _PlainNamespace(Namespace):
     """A ``namespace`` that refuses names such as ``__class__``, by which objects pose as others."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805  (`self` may be a keyword)
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `self` can be a name in it
         self, *rest = args
         values = dict(*rest, **kwargs)
         for name in values:
@@ -219,7 +220,7 @@ def _check_name(name: object) -> None:
 class _Generation(Extension):
     """``{% generation %}…{% endgeneration %}`` marks text for training: rendered as it is."""
 
-    tags = {"generation"}
+    tags: ClassVar = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

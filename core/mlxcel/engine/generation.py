@@ -1,49 +1,27 @@
-"""Generate from several prompts at once: the slots of a pipeline and who sits in them.
+"""Generate from several prompts at once by keeping the slots of a pipeline going.
 
-A *slot* is one micro-batch with at most one decode step in flight; with as many slots as
-stages, every stage has work. The chunks of a long prompt need no answer from the last
-stage, so they follow each other through the stages.
+Each slot has at most one decode step in flight; with as many slots as stages, every stage
+has work. The chunks of a long prompt need no answer from the last stage, so they follow
+each other through the stages.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import attrs
-import numpy as np
 
-from mlxcel.errors import StageError, UsageError
-from mlxcel.pipeline.operations import (
-    Filter,
-    Finalize,
-    Merge,
-    New,
-    Operation,
-    Prepare,
-    Release,
-    Sampling,
-)
+from mlxcel.engine.slot import Request, Slot, Work, prompt_work, token_tensor
+from mlxcel.errors import StageError
+from mlxcel.pipeline.operations import Filter, Operation, Release
 from mlxcel.pipeline.pipeline import Pipeline
-from mlxcel.pipeline.schedule import suggested_micro_batch_size
 from mlxcel.pipeline.step import Step, StepFailed, Tokens
-from mlxcel.wire.tensor import WireTensor
 
 FinishReason = Literal["stop", "length"]
-
-
-@attrs.frozen
-class Request:
-    """One prompt: its token ids, how many tokens to make at most, how to draw them."""
-
-    index: int
-    prompt: tuple[int, ...]
-    max_tokens: int
-    sampling: Sampling = Sampling()
 
 
 @attrs.frozen
@@ -58,73 +36,32 @@ class Token:
     finish_reason: FinishReason | None = None
 
 
-@attrs.frozen
-class Timing:
-    """When a request's first step went out, its first token and its last token came."""
-
-    started: float
-    first: float
-    last: float
-
-
 @attrs.define
-class Slot:
-    """One micro-batch: its handle, the requests in its rows, the steps still to send."""
+class Progress:
+    """How far a request is: tokens made, and when its first step left and its tokens came.
 
-    handle: int
-    rows: list[Request]
-    ready: deque[Work]
-    in_flight: int = 0
-
-
-@attrs.frozen
-class Work:
-    """A step before it has a number: operations, token ids [rows, length], whether to sample."""
-
-    operations: tuple[Operation, ...]
-    tokens: Sequence[Sequence[int]]
-    sample: bool
-
-
-def micro_batch_size(prompts: int, stages: int, asked: int | None) -> int:
-    """Rows of one slot: what was asked for, or as many slots as stages.
-
-    Raises:
-        UsageError: Less than one row was asked for.
+    Times are readings of :func:`time.perf_counter`; 0 as long as it has not happened.
     """
-    if asked is None:
-        return suggested_micro_batch_size(prompts, stages)
-    if asked < 1:
-        raise UsageError(
-            f"--pp-micro-batch-size {asked} leaves a slot without a sequence.",
-            "Give 1 or more, or auto.",
-        )
-    return asked
 
-
-def credits_for(prompts: int, stages: int, rows: int) -> int:
-    """Steps in flight at most: one a slot, and enough for prompt chunks to fill the stages."""
-    return max(math.ceil(prompts / rows), 2 * stages)
-
-
-def token_tensor(tokens: Sequence[Sequence[int]]) -> WireTensor:
-    """Token ids as the first stage receives them: int32 [rows, length]."""
-    ids = np.array(tokens, dtype="<i4")
-    return WireTensor("int32", ids.shape, ids.tobytes())
+    made: int = 0
+    started: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
 
 
 class Generation:
-    """One run over a list of requests.
+    """One run over a list of requests; iterate over it for the tokens as they come.
 
     Args:
         pipeline: Started, with nothing else using it.
-        requests: At least one; each with a prompt of at least one token.
+        requests: At least one, each with a prompt of at least one token.
         end_tokens: Token ids that end a text.
         rows: Rows of a slot.
         chunk: Tokens of a prompt that one step carries at most.
 
     Attributes:
-        timings: Per request index, once its last token came.
+        slots: The micro-batches.
+        progress: Per request index.
     """
 
     def __init__(
@@ -136,18 +73,16 @@ class Generation:
         rows: int,
         chunk: int,
     ) -> None:
-        self.timings: dict[int, Timing] = {}
+        self.progress = {request.index: Progress() for request in requests}
         self._pipeline = pipeline
         self._end_tokens = frozenset(end_tokens)
-        self._handles = itertools.count()
         self._seq = itertools.count()
-        self._made: dict[int, int] = {request.index: 0 for request in requests}
-        self._limits = {request.index: request.max_tokens for request in requests}
-        self._started: dict[int, float] = {}
-        self._first: dict[int, float] = {}
-        self.slots = [
-            self._fill(list(requests[i : i + rows]), chunk) for i in range(0, len(requests), rows)
-        ]
+        handles = itertools.count()
+        self.slots: list[Slot] = []
+        for i in range(0, len(requests), rows):
+            handle, group = next(handles), list(requests[i : i + rows])
+            work = prompt_work(handle, group, chunk, handles)
+            self.slots.append(Slot(handle, group, deque(work)))
 
     def __iter__(self) -> Iterator[Token]:
         """The tokens of all requests as they come.
@@ -156,7 +91,7 @@ class Generation:
             StageError: A stage could not run a step.
             DeadlineError: The pipeline did not answer in time.
         """
-        slots = {slot.handle: slot for slot in self.slots}
+        by_handle = {slot.handle: slot for slot in self.slots}
         turns = deque(self.slots)
         in_flight = 0
         while True:
@@ -167,97 +102,53 @@ class Generation:
             in_flight -= 1
             if isinstance(answer, StepFailed):
                 raise StageError(answer.stage, "a step", answer.cause)
-            slot = slots[answer.slot]
-            slot.in_flight -= 1
-            yield from self._take(slot, answer)
-
-    def _fill(self, rows: list[Request], chunk: int) -> Slot:
-        """A slot with the steps of its prompts: chunks, then the last token as its own step.
-
-        Prompts of different length are padded on the right; ``Finalize`` then moves the
-        padding to the left, where decoding wants it.
-        """
-        handle = next(self._handles)
-        lengths = [len(request.prompt) - 1 for request in rows]
-        longest = max(lengths)
-        padding = [longest - length for length in lengths]
-        operations: list[Operation] = []
-        if len(rows) == 1:
-            operations.append(New(handle, rows[0].index, rows[0].sampling))
-        else:
-            singles = [next(self._handles) for _ in rows]
-            operations += [
-                New(single, request.index, request.sampling)
-                for single, request in zip(singles, rows, strict=True)
-            ]
-            operations.append(Merge(handle, tuple(singles)))
-        ready: deque[Work] = deque()
-        ragged = any(padding)
-        if ragged:
-            operations.append(Prepare(handle, tuple(lengths), tuple(padding)))
-        for start in range(0, longest, chunk):
-            stop = min(start + chunk, longest)
-            tokens = [
-                [r.prompt[i] if i < n else 0 for i in range(start, stop)]
-                for r, n in zip(rows, lengths, strict=True)
-            ]
-            ready.append(Work(tuple(operations), tokens, sample=False))
-            operations = []
-        if ragged:
-            operations.append(Finalize(handle))
-        ready.append(Work(tuple(operations), [[r.prompt[-1]] for r in rows], sample=True))
-        return Slot(handle, rows, ready)
+            if answer.tokens:
+                yield from self._take(by_handle[answer.slot], answer)
 
     def _send(self, turns: deque[Slot], free: int) -> int:
         """Send what is ready, one step a slot in turn, while credits last."""
         sent = 0
-        for _ in range(len(turns) * max(free, 0)):
-            if sent == free or not any(slot.ready for slot in turns):
-                break
+        while sent < free and any(slot.ready for slot in turns):
             slot = turns[0]
             turns.rotate(-1)
-            if not slot.ready:
-                continue
-            work = slot.ready.popleft()
-            now = time.perf_counter()
-            for request in slot.rows:
-                self._started.setdefault(request.index, now)
-            tensors = {"tokens": token_tensor(work.tokens)} if work.tokens else {}
-            self._pipeline.submit(
-                Step(next(self._seq), slot.handle, work.operations, tensors, work.sample)
-            )
-            slot.in_flight += 1
-            sent += 1
+            if slot.ready:
+                self._submit(slot, slot.ready.popleft())
+                sent += 1
         return sent
 
-    def _take(self, slot: Slot, answer: Tokens) -> Iterator[Token]:
-        """The tokens of one answer, and the slot's next step if any row goes on."""
-        if not answer.tokens:
-            return
+    def _submit(self, slot: Slot, work: Work) -> None:
         now = time.perf_counter()
-        keep: list[int] = []
-        for row, (request, token) in enumerate(zip(slot.rows, answer.tokens, strict=True)):
-            event = self._judge(request.index, token)
-            self._first.setdefault(request.index, now)
-            if event.finish_reason is None:
-                keep.append(row)
-            else:
-                began = self._started[request.index]
-                self.timings[request.index] = Timing(began, self._first[request.index], now)
-            yield event
-        if not keep:
-            slot.rows = []
-            slot.ready.append(Work((Release(slot.handle),), (), sample=False))
-            return
-        operations: tuple[Operation, ...] = ()
-        if len(keep) < len(slot.rows):
-            operations = (Filter(slot.handle, tuple(keep)),)
-            slot.rows = [slot.rows[row] for row in keep]
-        slot.ready.append(Work(operations, [[answer.tokens[row]] for row in keep], sample=True))
+        for request in slot.rows:
+            self.progress[request.index].started = self.progress[request.index].started or now
+        tensors = {"tokens": token_tensor(work.tokens)} if work.tokens else {}
+        self._pipeline.submit(
+            Step(next(self._seq), slot.handle, work.operations, tensors, work.sample)
+        )
 
-    def _judge(self, index: int, token: int) -> Token:
+    def _take(self, slot: Slot, answer: Tokens) -> Iterator[Token]:
+        """The tokens of one answer; what is left of the slot gets its next step."""
+        now = time.perf_counter()
+        events = [
+            self._judge(request, token, now)
+            for request, token in zip(slot.rows, answer.tokens, strict=True)
+        ]
+        keep = [row for row, event in enumerate(events) if event.finish_reason is None]
+        if keep:
+            operations: tuple[Operation, ...] = ()
+            if len(keep) < len(slot.rows):
+                operations = (Filter(slot.handle, tuple(keep)),)
+            tokens = [[answer.tokens[row]] for row in keep]
+            slot.ready.append(Work(operations, tokens, sample=True))
+        else:
+            slot.ready.append(Work((Release(slot.handle),), (), sample=False))
+        slot.rows = [slot.rows[row] for row in keep]
+        yield from events
+
+    def _judge(self, request: Request, token: int, now: float) -> Token:
+        progress = self.progress[request.index]
+        progress.first, progress.last = progress.first or now, now
         if token in self._end_tokens:
-            return Token(index, None, "stop")
-        self._made[index] += 1
-        done = self._made[index] >= self._limits[index]
-        return Token(index, token, "length" if done else None)
+            return Token(request.index, None, "stop")
+        progress.made += 1
+        finished = progress.made >= request.max_tokens
+        return Token(request.index, token, "length" if finished else None)

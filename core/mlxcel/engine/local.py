@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -15,12 +15,13 @@ from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
 from mlxcel.errors import UnsupportedError
 from mlxcel.family.choose import choose_family
 from mlxcel.observe.events import StageLoaded, StageStopped
+from mlxcel.partition.balance import BalanceBy
+from mlxcel.partition.plan import Plan, make_plan
+from mlxcel.partition.ranges import format_ranges
 from mlxcel.pipeline.link import Link, WireLink
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.schedule import circulating_bubble
 from mlxcel.pipeline.threads import ThreadPipeline
-from mlxcel.partition.plan import Plan, make_plan
-from mlxcel.partition.ranges import format_ranges
 from mlxcel.plugins import Plugins
 from mlxcel.stage.build import FamilyExecutors
 from mlxcel.stage.contract import StageExecutor, StageSpec
@@ -68,7 +69,7 @@ def open_model(
     dtype: str = "auto",
     size: int | None = None,
     layers: str | None = None,
-    by: str = "bytes",
+    by: BalanceBy = "bytes",
 ) -> LocalModel:
     """Read headers, choose family, dtype and stages; refuse what cannot run.
 
@@ -184,7 +185,7 @@ def _bytes(value: Any, to_wire: Callable[[Any], WireTensor]) -> WireTensor:
     return value if isinstance(value, WireTensor) else to_wire(value)
 
 
-def _device() -> str:
+def _device() -> Literal["cpu", "gpu"]:
     import mlx.core as mx
 
     return "gpu" if mx.default_device().type == mx.DeviceType.gpu else "cpu"

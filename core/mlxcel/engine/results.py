@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from mlxcel.engine.detokenizer import StreamingDetokenizer
-from mlxcel.engine.generation import FinishReason, Generation, Request
+from mlxcel.engine.generation import FinishReason, Generation
+from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer
 
 
@@ -64,7 +65,7 @@ def collect(
         if event.finish_reason is None:
             continue
         say(index, decoders[index].finish())
-        timing = generation.timings[index]
+        progress = generation.progress[index]
         made = len(tokens[index])
         results[index] = Result(
             index,
@@ -73,8 +74,8 @@ def collect(
             event.finish_reason,
             prompts[index],
             made,
-            _rate(prompts[index], timing.first - timing.started),
-            _rate(made - 1, timing.last - timing.first),
+            _rate(prompts[index], progress.first - progress.started),
+            _rate(made - 1, progress.last - progress.first),
         )
         on_result(results[index])
     return [results[request.index] for request in requests]

@@ -7,7 +7,6 @@ lays them out: ``tokenizer_config.json``, ``special_tokens_map.json`` and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import tokenizers
 
+from mlxcel.checkpoint.json_file import read_json_object
 from mlxcel.engine.chat_template import ChatTemplate, Message
 from mlxcel.engine.detokenizer import StreamingDetokenizer, TokenDecoder, read_decoder
 from mlxcel.errors import CheckpointError, UsageError
@@ -190,21 +190,7 @@ def _is_tokenizer_file(name: str) -> bool:
 
 def _read_object(file: Path) -> dict[str, Any]:
     """The JSON object in ``file``, or an empty one where there is no file."""
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            file, f"this is not valid JSON ({error}).", "Download the file again."
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(
-            file,
-            f"this holds a JSON {type(content).__name__}, not an object.",
-            "Download the file again.",
-        )
-    return content
+    return read_json_object(file) if file.exists() else {}
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from mlxcel import compat
+from mlxcel.checkpoint.config import ModelConfig
 
 Payload = dict[str, mx.array]
 """What crosses a stage boundary: ``h`` [rows, length, hidden] and what the family adds."""
@@ -68,6 +69,8 @@ class TransformerStage:
         layers: This stage's own layers.
         masks: The mask each own layer reads.
         first, last: Whether this stage holds the model's ends.
+        expected: The parameter names of the *whole* model, to tell a stray tensor from a
+            foreign one.
     """
 
     def __init__(self, model: nn.Module, start: int, stop: int) -> None:
@@ -82,10 +85,15 @@ class TransformerStage:
         self.masks = [self.mask_of(start + i, layer) for i, layer in enumerate(self.layers)]
         self._caches = self.find_caches(model)[start:stop]
         self._prefix = _path_of(model, self.inner) + "layers."
-        self._expected = {name for name, _ in tree_flatten(model.parameters())}
+        self.expected = frozenset(flat_parameters(model))
         self._give_up_foreign_parts()
 
-    # What a family may override, in the order of a forward pass.
+    # What a family may override, in the order of loading and of a forward pass.
+
+    @classmethod
+    def build_model(cls, config: ModelConfig) -> nn.Module:
+        """The whole model, its parameters never evaluated: mlx-lm's for the ``model_type``."""
+        return compat.empty_model(config.raw)
 
     def find_text(self, model: nn.Module) -> nn.Module:
         """The text model inside ``model``: its ``language_model``, or the model itself."""
@@ -149,21 +157,16 @@ class TransformerStage:
         own = int(index) - self.start
         return f"{self._prefix}{own}.{rest}" if 0 <= own < len(self.layers) else None
 
-    @property
-    def expected(self) -> frozenset[str]:
-        """The parameter names of the *whole* model, to tell a stray tensor from a foreign one."""
-        return frozenset(self._expected)
-
-    def parameter_groups(self) -> Iterator[Any]:
+    def parameter_groups(self) -> Iterator[list[mx.array]]:
         """The parameters to evaluate together: the ends first, then layer by layer."""
-        flat = tree_flatten(self.model.parameters())
-        yield [value for name, value in flat if not name.startswith(self._prefix)]
+        flat = flat_parameters(self.model)
+        yield [value for name, value in flat.items() if not name.startswith(self._prefix)]
         for layer in self.layers:
-            yield layer.parameters()
+            yield list(flat_parameters(layer).values())
 
     def nbytes(self) -> int:
         """Bytes of the parameters that this stage holds."""
-        return sum(value.nbytes for _, value in tree_flatten(self.model.parameters()))
+        return sum(value.nbytes for value in flat_parameters(self.model).values())
 
     def _give_up_foreign_parts(self) -> None:
         tied = "lm_head" not in self.text
@@ -191,6 +194,11 @@ class TransformerStage:
     def head_parts(self) -> set[str]:
         """What only the last stage needs."""
         return {"norm", "lm_head"}
+
+
+def flat_parameters(module: nn.Module) -> dict[str, mx.array]:
+    """The parameters of ``module`` by their dotted path."""
+    return dict(cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())))
 
 
 def _path_of(model: nn.Module, wanted: nn.Module) -> str:

@@ -9,7 +9,7 @@ from mlxcel.checkpoint.dtype import DtypeChoice
 from mlxcel.errors import PartitionError
 from mlxcel.family.contract import Family
 from mlxcel.partition.assignment import StageAssignment, assign
-from mlxcel.partition.balance import balance
+from mlxcel.partition.balance import BalanceBy, balance
 from mlxcel.partition.profile import ModelProfile, profile_checkpoint
 from mlxcel.partition.ranges import parse_ranges, validate_ranges
 from mlxcel.plugins import Plugins
@@ -31,7 +31,7 @@ def make_plan(
     *,
     size: int | None = None,
     layers: str | None = None,
-    by: str = "bytes",
+    by: BalanceBy = "bytes",
 ) -> Plan:
     """Cut a model into stages; nothing is loaded.
 
@@ -51,7 +51,7 @@ def make_plan(
 
 
 def _ranges(
-    profile: ModelProfile, plugins: Plugins, size: int | None, layers: str | None, by: str
+    profile: ModelProfile, plugins: Plugins, size: int | None, layers: str | None, by: BalanceBy
 ) -> tuple[range, ...]:
     if layers is None:
         stages = 1 if size is None else size

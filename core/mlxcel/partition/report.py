@@ -17,7 +17,7 @@ IMBALANCE_WARNING = 1.5
 class PartitionQualityReport:
     """The loads of a partition, estimated and, once the stages have loaded, actual (bytes)."""
 
-    assignments: tuple[StageAssignment, ...] = attrs.field(converter=tuple)
+    assignments: tuple[StageAssignment, ...]
     groups: tuple[LayerAdjacencyGroup, ...] = ()
     actual_bytes: tuple[int, ...] | None = None
 

@@ -7,8 +7,6 @@ stream of steps, so all stages agree on which row is which without asking each o
 
 from __future__ import annotations
 
-from typing import Union
-
 import attrs
 
 
@@ -109,6 +107,4 @@ class Release:
     handle: int
 
 
-Operation = Union[
-    New, Merge, Extend, Filter, Extract, Copy, Trim, Prepare, Finalize, Release
-]
+Operation = New | Merge | Extend | Filter | Extract | Copy | Trim | Prepare | Finalize | Release

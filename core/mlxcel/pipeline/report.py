@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Union
-
 import attrs
 
 
@@ -47,4 +45,4 @@ class Ended:
     last: float | None
 
 
-Report = Union[Loading, Loaded, Failed, Ended]
+Report = Loading | Loaded | Failed | Ended

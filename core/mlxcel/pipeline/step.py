@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Union
+from typing import Any
 
 import attrs
 
@@ -53,4 +53,4 @@ class Stop:
     """The end of the stream: each stage passes it on and ends its loop."""
 
 
-Message = Union[Step, Tokens, StepFailed, Stop]
+Message = Step | Tokens | StepFailed | Stop

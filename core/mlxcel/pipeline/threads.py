@@ -6,6 +6,8 @@ times the speed of one. Throughput wants a process for each stage.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,7 +49,7 @@ class ThreadPipeline:
         # One more place than credits, so that the final Stop always fits.
         self._links = [
             wrap(memory_link(credits + 1, f"{a} to {b}"))
-            for a, b in zip(names, names[1:], strict=False)
+            for a, b in itertools.pairwise(names)
         ]
         self._loaded: dict[int, Loaded] = {}
         self._ended: dict[int, Ended] = {}
@@ -114,18 +116,15 @@ class ThreadPipeline:
         Raises:
             DeadlineError: A thread is still in a step after ``timeout`` seconds.
         """
-        try:
+        # A stage that failed has closed its links, and the others find theirs closed in turn.
+        with contextlib.suppress(ChannelClosed):
             self._links[0].send(Stop())
-        except ChannelClosed:
-            pass  # a stage has failed and closed its links: the others find them closed
         deadline = time.monotonic() + self._timeout
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                raise DeadlineError(
-                    thread.name, "its last step to end", self._timeout, _MORE_TIME
-                )
+                raise DeadlineError(thread.name, "its last step to end", self._timeout, _MORE_TIME)
         while not self._reports.empty():
             report = self._reports.get()
             if isinstance(report, Ended):

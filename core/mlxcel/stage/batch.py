@@ -28,6 +28,7 @@ from mlxcel.pipeline.operations import (
 )
 
 Caches = list[Cache | None]
+"""One per own layer of a stage, None for a layer without a cache."""
 
 
 @attrs.frozen
@@ -153,5 +154,5 @@ def _finalize(batch: Batch) -> None:
     batch.padded = None
 
 
-def _present(batch: Batch) -> Caches:
+def _present(batch: Batch) -> list[Cache]:
     return [cache for cache in batch.caches if cache is not None]

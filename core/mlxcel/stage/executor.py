@@ -51,7 +51,8 @@ class FamilyExecutor:
 
     def run(self, step: Step) -> Step | Tokens:
         """One step of this stage; see :class:`mlxcel.stage.contract.StageExecutor`."""
-        assert self._stage is not None and self._table is not None, "load() comes first"
+        assert self._stage is not None, "load() comes first"
+        assert self._table is not None
         with mx.stream(self.stream):
             for operation in step.operations:
                 self._table.apply(operation)

@@ -8,17 +8,16 @@ still a stage never reads another stage's bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from mlxcel import compat
 from mlxcel.checkpoint.checkpoint import Checkpoint
 from mlxcel.errors import CheckpointError
 from mlxcel.family.contract import Family, Part
-from mlxcel.family.transformer import TransformerStage
+from mlxcel.family.transformer import TransformerStage, flat_parameters
 from mlxcel.stage.contract import Progress
 
 Weights = dict[str, mx.array]
@@ -42,12 +41,13 @@ def load_stage(
         CheckpointError: config.json does not describe a model, or tensors are missing,
             unknown or of the wrong shape.
     """
-    model = _build(checkpoint)
+    stage_class = family.stage_class()
+    model = _build(stage_class, checkpoint)
     weights = _read(checkpoint)
     if hasattr(model, "sanitize"):
         weights = _sanitize(model, weights, checkpoint)
     _quantize(model, weights, checkpoint)
-    stage = family.stage_class()(model, start, stop)
+    stage = stage_class(model, start, stop)
     own = _own(stage, weights, checkpoint, family)
     if cast is not None:
         own = _cast(own, getattr(mx, cast), family)
@@ -65,18 +65,18 @@ def evaluate(stage: TransformerStage, progress: Progress) -> None:
         mx.eval(group)
         # Without this, buffers of the casts stay in MLX's cache and count as this stage's.
         mx.clear_cache()
-        done += sum(value.nbytes for _, value in tree_flatten(group))
+        done += sum(value.nbytes for value in group)
         progress(done, total)
 
 
-def _build(checkpoint: Checkpoint) -> nn.Module:
+def _build(stage_class: type[TransformerStage], checkpoint: Checkpoint) -> nn.Module:
     config = checkpoint.config
     try:
-        return compat.empty_model(config.raw)
+        return stage_class.build_model(config)
     except Exception as error:
         raise CheckpointError(
             config.path,
-            f"mlx-lm cannot build a {config.model_type!r} model from it "
+            f"no {config.model_type!r} model can be built from it "
             f"({type(error).__name__}: {error}).",
             "Check the fields against the original model's config.json.",
         ) from error
@@ -85,12 +85,13 @@ def _build(checkpoint: Checkpoint) -> nn.Module:
 def _read(checkpoint: Checkpoint) -> Weights:
     weights: Weights = {}
     for file in checkpoint.files:
-        for name, value in mx.load(str(file)).items():
+        for name, value in cast(Weights, mx.load(str(file))).items():
             if (header := checkpoint.tensors.get(name)) and header.file == file:
                 weights[name] = value
     settings = checkpoint.quantization
     if settings is not None and settings.method in ("awq", "gptq"):
-        return compat.unpack_awq(weights, {"bits": settings.bits, "group_size": settings.group_size})
+        packing = {"bits": settings.bits, "group_size": settings.group_size}
+        return compat.unpack_awq(weights, packing)
     return weights
 
 
@@ -142,7 +143,7 @@ def _own(
             f"{checkpoint.config.model_type!r} model as config.json describes it.",
             "Check that config.json and the weight files belong together.",
         )
-    wanted = dict(tree_flatten(stage.model.parameters()))
+    wanted = flat_parameters(stage.model)
     own: Weights = {}
     for name, value in weights.items():
         local = stage.local_name(name)

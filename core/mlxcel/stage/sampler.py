@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 
@@ -27,13 +28,13 @@ def sample(logits: mx.array, rows: Sequence[Row]) -> list[int]:
     """
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     greedy = mx.argmax(logprobs, axis=-1)
+    if all(row.sampling.temperature == 0 for row in rows):
+        return cast(list[int], greedy.tolist())
     drawn = [
         greedy[i] if row.sampling.temperature == 0 else _draw(logprobs[i], row)
         for i, row in enumerate(rows)
     ]
-    if all(row.sampling.temperature == 0 for row in rows):
-        return [int(token) for token in greedy.tolist()]  # type: ignore[union-attr]
-    return [int(token) for token in mx.stack(drawn).tolist()]  # type: ignore[union-attr]
+    return cast(list[int], mx.stack(drawn).tolist())
 
 
 def draw_key(sampling: Sampling, position: int) -> int:

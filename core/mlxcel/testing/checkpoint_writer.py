@@ -57,7 +57,7 @@ def write_checkpoint(
         raise ValueError(f"{len(tensors)} tensors cannot be written into {shards} files")
     out.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for index in range(shards):
         part = names[index * len(names) // shards : (index + 1) * len(names) // shards]
         file = (

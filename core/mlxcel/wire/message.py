@@ -123,7 +123,7 @@ def decode(buffer: Buffer, *, max_bytes: int = MAX_BYTES) -> Message:
         tensors = {}
         for name in header.tensors:
             if name in tensors:
-                raise WireError(f"a step has two tensors named {name!r}")
+                raise WireError(f"a step has two tensors named {name!r:.100}")
             tensors[name], offset = wire_tensor.decode(view, offset, max_bytes=max_bytes)
         message = Step(header.seq, header.slot, header.operations, tensors, header.sample)
     if offset != len(view):
@@ -142,12 +142,14 @@ def _structure(text: memoryview, cls: type[Header]) -> Header:
         cattrs.ForbiddenExtraKeysError,
         AttributeError,
         LookupError,
+        OverflowError,
         RecursionError,
         TypeError,
         ValueError,
     ) as error:
         kind = "Step" if cls is StepHeader else cls.__name__
-        raise WireError(f"the header of a {kind}: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise WireError(f"the header of a {kind}: {what:.200}") from error
 
 
 def _make_converter() -> cattrs.Converter:

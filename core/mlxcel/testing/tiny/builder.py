@@ -86,7 +86,7 @@ def build(
 def draw_model(name: str, *, dtype: str = "float32") -> nn.Module:
     """mlx-lm's own model with the parameters that :func:`build` writes (unquantized)."""
     import mlx.core as mx
-    from mlx.utils import tree_flatten, tree_unflatten
+    from mlx.utils import tree_unflatten
 
     from mlxcel.compat import empty_model
 
@@ -94,10 +94,10 @@ def draw_model(name: str, *, dtype: str = "float32") -> nn.Module:
         raise ValueError(f"dtype is {dtype!r}, not float32, float16 or bfloat16")
     recipe = _recipe(name)
     model = empty_model({**recipe.config, **recipe.model_config})
-    random = recipe.generator()
+    bits = recipe.bits()
     drawn = [
-        (path, mx.array(draw(random, path, p.shape, tied=recipe.tied)).astype(getattr(mx, dtype)))
-        for path, p in sorted(tree_flatten(model.parameters()), key=lambda item: item[0])
+        (path, mx.array(draw(bits, path, p.shape, tied=recipe.tied)).astype(getattr(mx, dtype)))
+        for path, p in sorted(_parameters(model).items())
     ]
     model.update(tree_unflatten(drawn))
     model.eval()

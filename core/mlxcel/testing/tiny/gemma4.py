@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxcel.testing.tiny.recipe import Config, Recipe, Weights
 from mlxcel.testing.tiny.tokenizer import BOS, EOS, PAD, VOCAB
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 _TOKENS = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
 
@@ -72,22 +75,25 @@ def _text_to_hub(weights: Weights, config: Config) -> Weights:
     text = config.get("text_config", config)
     layers = text["num_hidden_layers"]
     tower = "language_model." if "text_config" in config else ""
+    dtype = _dtype_of(weights)
     weights = dict(weights)
     for layer in range(layers):
         prefix = f"{tower}model.layers.{layer}"
         if layer >= layers - text["num_kv_shared_layers"]:
-            weights[f"{prefix}.self_attn.k_proj.weight"] = mx.zeros((2, 2))
-            weights[f"{prefix}.self_attn.v_proj.weight"] = mx.zeros((2, 2))
-            weights[f"{prefix}.self_attn.k_norm.weight"] = mx.zeros((2,))
+            weights[f"{prefix}.self_attn.k_proj.weight"] = mx.zeros((2, 2), dtype)
+            weights[f"{prefix}.self_attn.v_proj.weight"] = mx.zeros((2, 2), dtype)
+            weights[f"{prefix}.self_attn.k_norm.weight"] = mx.zeros((2,), dtype)
         experts = f"{prefix}.experts"
         if f"{experts}.switch_glu.gate_proj.weight" in weights:
             gate = weights.pop(f"{experts}.switch_glu.gate_proj.weight")
             up = weights.pop(f"{experts}.switch_glu.up_proj.weight")
             weights[f"{experts}.gate_up_proj"] = mx.concatenate([gate, up], axis=-2)
-            weights[f"{experts}.down_proj"] = weights.pop(
-                f"{experts}.switch_glu.down_proj.weight"
-            )
+            weights[f"{experts}.down_proj"] = weights.pop(f"{experts}.switch_glu.down_proj.weight")
     return weights
+
+
+def _dtype_of(weights: Weights) -> mx.Dtype:
+    return next(iter(weights.values())).dtype
 
 
 def _nested_to_hub(weights: Weights, config: Config) -> Weights:
@@ -110,22 +116,25 @@ def _with_vision_tower(weights: Weights, config: Config) -> Weights:
         f"{layer}.input_layernorm.weight": (32,),
         "model.embed_vision.embedding_projection.weight": (64, 32),
     }
-    nothing = {name: mx.full(shape, float("nan")) for name, shape in shapes.items()}
+    nothing = {
+        name: mx.full(shape, float("nan"), _dtype_of(weights)) for name, shape in shapes.items()
+    }
     return _nested_to_hub(weights, config) | nothing
 
 
 RECIPES = (
-    Recipe("gemma4", _nested(_SMALL), _nested_to_hub),
+    Recipe("gemma4", _nested(_SMALL), _nested_to_hub, seed="gemma4:1"),
     Recipe(
         "gemma4_text",
         {**_SMALL, **_TOKENS, "architectures": ["Gemma4ForCausalLM"]},
         _text_to_hub,
+        seed="gemma4_text:1",
     ),
-    Recipe("gemma4_moe", _nested(_EXPERTS), _nested_to_hub),
+    Recipe("gemma4_moe", _nested(_EXPERTS), _nested_to_hub, seed="gemma4_moe:29"),
     Recipe(
         "gemma4_vlm",
         {**_nested(_SMALL), "vision_config": _VISION},
         _with_vision_tower,
-        seed="gemma4",
+        seed="gemma4:1",
     ),
 )

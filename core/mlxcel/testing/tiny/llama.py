@@ -26,7 +26,7 @@ _BASE = {
     "tie_word_embeddings": False,
 }
 
-_TIED_SEED = "llama_tied"
+_TIED_SEED = "llama_tied:10"
 
 
 def _with_unused_head(weights: Weights, config: Config) -> Weights:
@@ -49,6 +49,7 @@ RECIPES = (
                 "original_max_position_embeddings": 64,
             },
         },
+        seed="llama:8",
     ),
     Recipe(
         "llama_sliding",
@@ -58,6 +59,7 @@ RECIPES = (
             "sliding_window": 8,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
         },
+        seed="llama_sliding:4",
     ),
     Recipe("llama_tied", {**_BASE, "tie_word_embeddings": True}, seed=_TIED_SEED),
     Recipe(

@@ -1,0 +1,113 @@
+"""A slot: the requests of one micro-batch and the steps that it has still to send."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+
+from mlxcel.errors import UsageError
+from mlxcel.pipeline.operations import Finalize, Merge, New, Operation, Prepare, Sampling
+from mlxcel.pipeline.schedule import suggested_micro_batch_size
+from mlxcel.wire.tensor import WireTensor
+
+
+@attrs.frozen
+class Request:
+    """One prompt: its token ids, how many tokens to make at most, how to draw them."""
+
+    index: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling = attrs.field(factory=Sampling)
+
+
+@attrs.frozen
+class Work:
+    """A step before it has a number: operations, token ids [rows, length], whether to sample."""
+
+    operations: tuple[Operation, ...]
+    tokens: Sequence[Sequence[int]]
+    sample: bool
+
+
+@attrs.define
+class Slot:
+    """One micro-batch under ``handle``; ``ready`` are the steps that it can send."""
+
+    handle: int
+    rows: list[Request]
+    ready: deque[Work]
+
+
+def prompt_work(
+    handle: int, requests: Sequence[Request], chunk: int, handles: Iterator[int]
+) -> list[Work]:
+    """The steps that bring ``requests`` into the batch ``handle``.
+
+    First the prompts without their last tokens, in chunks of at most ``chunk`` columns, then
+    the last tokens as a step of their own, which samples. Prompts of different length are
+    padded on the right; ``Finalize`` then moves the padding to the left, where decoding
+    wants it.
+
+    Args:
+        handles: Fresh handles for the single rows before they are merged.
+    """
+    lengths = [len(request.prompt) - 1 for request in requests]
+    longest = max(lengths)
+    padding = [longest - length for length in lengths]
+    operations = _join(handle, requests, handles)
+    if any(padding):
+        operations.append(Prepare(handle, tuple(lengths), tuple(padding)))
+    work = []
+    for start in range(0, longest, chunk):
+        columns = range(start, min(start + chunk, longest))
+        tokens = [
+            [request.prompt[i] if i < length else 0 for i in columns]
+            for request, length in zip(requests, lengths, strict=True)
+        ]
+        work.append(Work(tuple(operations), tokens, sample=False))
+        operations = []
+    if any(padding):
+        operations.append(Finalize(handle))
+    last = [[request.prompt[-1]] for request in requests]
+    return [*work, Work(tuple(operations), last, sample=True)]
+
+
+def token_tensor(tokens: Sequence[Sequence[int]]) -> WireTensor:
+    """Token ids as the first stage receives them: int32 [rows, length]."""
+    ids = np.array(tokens, dtype="<i4")
+    return WireTensor("int32", ids.shape, ids.tobytes())
+
+
+def micro_batch_size(prompts: int, stages: int, asked: int | None) -> int:
+    """Rows of one slot: what was asked for, or so many that there are as many slots as stages.
+
+    Raises:
+        UsageError: Less than one row was asked for.
+    """
+    if asked is None:
+        return suggested_micro_batch_size(prompts, stages)
+    if asked < 1:
+        raise UsageError(
+            f"--pp-micro-batch-size {asked} leaves a slot without a sequence.",
+            "Give 1 or more, or auto.",
+        )
+    return asked
+
+
+def credits_for(prompts: int, stages: int, rows: int) -> int:
+    """Steps in flight at most: one a slot, and enough for prompt chunks to fill the stages."""
+    return max(math.ceil(prompts / rows), 2 * stages)
+
+
+def _join(handle: int, requests: Sequence[Request], handles: Iterator[int]) -> list[Operation]:
+    """One row is a batch as it is; several are made one by one and merged."""
+    if len(requests) == 1:
+        return [New(handle, requests[0].index, requests[0].sampling)]
+    singles = [next(handles) for _ in requests]
+    new = [New(h, r.index, r.sampling) for h, r in zip(singles, requests, strict=True)]
+    return [*new, Merge(handle, tuple(singles))]

@@ -1,0 +1,93 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+
+class Site:
+    """A folder like site-packages, to which made-up distributions are installed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir()
+
+    def module(self, name: str, source: str) -> None:
+        (self.path / f"{name}.py").write_text(source, encoding="utf-8")
+
+    def distribution(
+        self, name: str, groups: Mapping[str, Mapping[str, str]], version: str = "1.2.3"
+    ) -> None:
+        """Install ``name``; ``groups`` is entry-point group to {entry name: module:object}."""
+        info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        header = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (info / "METADATA").write_text(header, encoding="utf-8")
+        lines = []
+        for group, points in groups.items():
+            lines.append(f"[{group}]")
+            lines += [f"{entry} = {target}" for entry, target in points.items()]
+        (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+
+    def family(
+        self,
+        name: str,
+        *,
+        distribution: str = "",
+        wire_names: tuple[str, ...] = (),
+        model_types: tuple[str, ...] = (),
+        api_version: str | None = "1.0",
+        before: str = "",
+    ) -> None:
+        """Install a family; ``before`` is source that runs at its import."""
+        distribution = distribution or f"fake-family-{name}"
+        module = distribution.replace("-", "_")
+        wire_names = wire_names or (name,)
+        api = "" if api_version is None else f"    api_version = {api_version!r}\n"
+        self.module(
+            module,
+            f"{before}\nfrom mlxcel.family import Family\n\n"
+            f"class Fake(Family):\n{api}"
+            f"    wire_names = {wire_names!r}\n    model_types = {model_types!r}\n\n"
+            f"plugin = Fake()\n",
+        )
+        points = dict.fromkeys(wire_names, f"{module}:plugin")
+        self.distribution(distribution, {"mlxcel.families": points})
+
+    def hooks(self, name: str, source: str) -> None:
+        """Install a hook plugin, the module ``fake_hooks_<name>`` with ``source``."""
+        header = 'from mlxcel.hookspecs import hookimpl\n\napi_version = "1.0"\n\n'
+        self.module(f"fake_hooks_{name}", header + source)
+        points = {"mlxcel.plugins": {name: f"fake_hooks_{name}"}}
+        self.distribution(f"fake-hooks-{name}", points)
+
+    def entry_points(self) -> list[metadata.EntryPoint]:
+        distributions = metadata.distributions(path=[str(self.path)])
+        return [point for distribution in distributions for point in distribution.entry_points]
+
+
+@pytest.fixture
+def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Site]]:
+    """Makes site folders that are first on the path; forgets their modules afterwards."""
+    sites: list[Site] = []
+
+    def make(name: str) -> Site:
+        sites.append(Site(tmp_path / name))
+        monkeypatch.syspath_prepend(str(sites[-1].path))
+        return sites[-1]
+
+    yield make
+    folders = tuple(str(site.path) for site in sites)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(folders):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def site(make_site: Callable[[str], Site]) -> Site:
+    return make_site("site")
