@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from mlxcel.testing import tiny as tiny_checkpoints
+
+DEMO_FOLDER = Path(__file__).parents[1] / ".demo"
 
 
 class Site:
@@ -91,3 +98,33 @@ def make_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 @pytest.fixture
 def site(make_site: Callable[[str], Site]) -> Site:
     return make_site("site")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes tiny checkpoints, each once: ``tiny("llama", quantize="4:32")`` is a folder."""
+    made: dict[str, Path] = {}
+
+    def make(name: str, **options: Any) -> Path:
+        key = f"{name} {sorted(options.items())}"
+        if key not in made:
+            made[key] = tiny_checkpoints.build(name, tmp_path_factory.mktemp(name), **options)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """SmolLM2-135M-Instruct as ``mlxcel fetch-demo-model`` makes it, kept between runs."""
+    folder = DEMO_FOLDER / "smollm2"
+    DEMO_FOLDER.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", "from mlxcel.cli.main import run; raise SystemExit(run())"]
+    with (DEMO_FOLDER / "lock").open("w") as lock:  # tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(
+            [*command, "fetch-demo-model", str(folder)], capture_output=True, text=True
+        )
+    if done.returncode:
+        raise RuntimeError(f"the demo model cannot be made:\n{done.stderr}")
+    return folder

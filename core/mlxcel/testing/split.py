@@ -1,0 +1,189 @@
+"""Split equals whole: the property every family must have, as a check.
+
+:class:`Chain` runs a checkpoint cut into stages, in one process, with nothing but bytes
+between them; :class:`Whole` runs mlx-lm's own model on the same batches. Every logit of
+both must be the same to the last bit. As bits compose, a chain that is cut at *every* legal
+boundary proves each of them at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from mlxcel.checkpoint.checkpoint import open_checkpoint
+from mlxcel.engine.slot import Request, Work, prompt_work, token_tensor
+from mlxcel.family.contract import Family
+from mlxcel.family.transformer import flat_parameters
+from mlxcel.partition.ranges import legal_cuts
+from mlxcel.pipeline.operations import Extend, Filter, Merge, Operation
+from mlxcel.stage.arrays import from_wire, to_wire
+from mlxcel.stage.batch import BatchTable
+from mlxcel.stage.load import load_stage
+
+HANDLE = 0
+
+
+class Model(Protocol):
+    """Something that runs the steps of batches and shows all logits."""
+
+    def run(self, handle: int, work: Work) -> mx.array:
+        """Logits [rows, length, vocab] of one step of the batch ``handle``."""
+        ...
+
+
+class Chain:
+    """A checkpoint in stages; between two of them the payload becomes bytes and back."""
+
+    def __init__(
+        self, path: Path, family: Family, ranges: Iterable[range], dtype: str | None = None
+    ) -> None:
+        checkpoint = open_checkpoint(path)
+        self.stages = [load_stage(checkpoint, family, r.start, r.stop, dtype) for r in ranges]
+        self.tables = [BatchTable(stage.make_caches) for stage in self.stages]
+
+    def run(self, handle: int, work: Work) -> mx.array:
+        payload = {"tokens": token_tensor(work.tokens)}
+        for stage, table in zip(self.stages, self.tables, strict=True):
+            for operation in work.operations:
+                table.apply(operation)
+            arrays = {name: from_wire(tensor) for name, tensor in payload.items()}
+            out = stage(arrays, table[handle].caches)
+            payload = {name: to_wire(value) for name, value in out.items()}
+        return stage.logits(out["h"])
+
+
+class Whole:
+    """mlx-lm's own model in one piece; ``dtype`` as :class:`Chain` takes it."""
+
+    def __init__(self, path: Path, family: Family, dtype: str | None = None) -> None:
+        self.model, _ = load_model(path)
+        if dtype is not None:
+            _cast(self.model, getattr(mx, dtype))
+        self.table = BatchTable(lambda: list(make_prompt_cache(self.model)))
+
+    def run(self, handle: int, work: Work) -> mx.array:
+        for operation in work.operations:
+            self.table.apply(operation)
+        tokens = mx.array([list(row) for row in work.tokens])
+        return cast(mx.array, self.model(tokens, cache=self.table[handle].caches))
+
+
+@attrs.frozen
+class Scene:
+    """A batch to run: prompt lengths, the chunk size of the prefill, decode steps."""
+
+    lengths: tuple[int, ...]
+    chunk: int = 512
+    steps: int = 8
+
+    def prompts(self) -> list[Request]:
+        """Prompts of byte tokens that repeat nothing obvious."""
+        return [
+            Request(row, tuple((17 * row + 31 * i + i * i) % 251 for i in range(length)), 1)
+            for row, length in enumerate(self.lengths)
+        ]
+
+
+SCENES = (
+    Scene((17,)),  # one sequence, the prompt in one piece
+    Scene((17,), chunk=8),
+    Scene((17, 5, 11)),  # ragged: right-padded prefill, left-padded decode
+    Scene((17, 5, 11), chunk=4),
+)
+
+
+def every_cut(path: Path, family: Family) -> tuple[range, ...]:
+    """The stages of a chain that is cut at every legal boundary."""
+    config = open_checkpoint(path).config
+    bounds = [0, *legal_cuts(config.num_layers, family.adjacency(config)), config.num_layers]
+    return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
+
+
+def differences(whole: Model, split: Model, scene: Scene) -> Iterator[str]:
+    """Run ``scene`` through both, batch operations included; yields what is not identical.
+
+    After the prefill and half of the decode steps, the second row leaves and a new sequence
+    joins, as they do in a running server.
+    """
+    handles = itertools.count(HANDLE + 1)
+    requests = scene.prompts()
+    logits = None
+    for number, work in enumerate(prompt_work(HANDLE, requests, scene.chunk, handles)):
+        logits = whole.run(HANDLE, work)
+        yield from _compare(f"prefill step {number}", logits, split.run(HANDLE, work))
+    assert logits is not None
+    tokens = _greedy(logits)
+    for step in range(scene.steps):
+        operations: list[Operation] = []
+        if step == scene.steps // 2 and len(tokens) > 1:
+            newcomer, single = next(handles), next(handles)
+            prompt = Request(len(requests), (72, 101, 121), 1)
+            for work in prompt_work(single, [prompt], scene.chunk, handles):
+                logits = whole.run(single, work)
+                yield from _compare("newcomer", logits, split.run(single, work))
+            operations = [
+                Filter(HANDLE, (0, *range(2, len(tokens)))),
+                Merge(newcomer, (single,)),
+                Extend(HANDLE, newcomer),
+            ]
+            tokens = [tokens[0], *tokens[2:], *_greedy(logits)]
+        work = Work(tuple(operations), [[token] for token in tokens], sample=True)
+        logits = whole.run(HANDLE, work)
+        yield from _compare(f"decode step {step}", logits, split.run(HANDLE, work))
+        tokens = _greedy(logits)
+
+
+def check_split(
+    path: Path,
+    family: Family,
+    ranges: Sequence[range] | None = None,
+    *,
+    dtype: str | None = None,
+    scenes: Sequence[Scene] = SCENES,
+) -> list[str]:
+    """All differences between a split and the whole; empty when the two are identical.
+
+    Args:
+        ranges: The stages; None cuts at every legal boundary.
+        dtype: What both sides cast their floating parameters to.
+    """
+    stages = every_cut(path, family) if ranges is None else ranges
+    return [
+        f"{scene}: {difference}"
+        for scene in scenes
+        for difference in differences(
+            Whole(path, family, dtype), Chain(path, family, stages, dtype), scene
+        )
+    ]
+
+
+def _compare(where: str, whole: mx.array, split: mx.array) -> Iterator[str]:
+    if whole.shape != split.shape or whole.dtype != split.dtype:
+        yield f"{where}: {whole.dtype} {whole.shape} against {split.dtype} {split.shape}"
+    elif not mx.array_equal(whole, split).item():
+        worst = mx.max(mx.abs(whole - split)).item()
+        yield f"{where}: logits differ by up to {worst:g}"
+
+
+def _greedy(logits: mx.array) -> list[int]:
+    return cast(list[int], mx.argmax(logits[:, -1, :], axis=-1).tolist())
+
+
+def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    model.update(
+        tree_map(
+            lambda value: value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value,
+            model.parameters(),
+        )
+    )
+    mx.eval(flat_parameters(model))
