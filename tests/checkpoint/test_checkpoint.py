@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from mlxcel.checkpoint.checkpoint import open_checkpoint
 from mlxcel.checkpoint.quantization import Quantization
 from mlxcel.errors import CheckpointError

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxcel.checkpoint import json_file
 from mlxcel.checkpoint.config import read_config
 from mlxcel.errors import CheckpointError
@@ -155,5 +156,5 @@ def test_wrong_places(tmp_path: Path) -> None:
     gguf.touch()
     with pytest.raises(CheckpointError, match="import-gguf"):
         read_config(gguf)
-    with pytest.raises(CheckpointError, match="hf download org/Some-Model-1.5B"):
+    with pytest.raises(CheckpointError, match=r"hf download org/Some-Model-1\.5B"):
         read_config(Path("org/Some-Model-1.5B"))

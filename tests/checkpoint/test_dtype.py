@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxcel.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from mlxcel.checkpoint.dtype import DtypeChoice, choose_dtype, stored_bytes
 from mlxcel.checkpoint.headers import TensorHeader

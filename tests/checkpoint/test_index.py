@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxcel.checkpoint.index import INDEX_FILE, weight_files
 from mlxcel.errors import CheckpointError
 

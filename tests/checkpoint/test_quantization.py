@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from mlxcel.checkpoint.config import read_config
 from mlxcel.checkpoint.quantization import (
     Quantization,

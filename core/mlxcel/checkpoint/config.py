@@ -56,6 +56,14 @@ class ModelConfig:
         """The value of the first of ``keys`` that is present, or None."""
         return next((value for key in keys if (value := self.get(key)) is not None), None)
 
+    def with_layers(self, count: int) -> ModelConfig:
+        """The same settings with ``count`` decoder layers, wherever ``raw`` states them."""
+        raw = {**self.raw, "num_hidden_layers": count}
+        if self.text is self.raw:
+            return attrs.evolve(self, raw=raw, text=raw, num_layers=count)
+        text = {**self.text, "num_hidden_layers": count}
+        return attrs.evolve(self, raw={**raw, "text_config": text}, text=text, num_layers=count)
+
     def require(self, key: str) -> Any:
         """The value of ``key``.
 
@@ -110,7 +118,7 @@ def _config_file(path: Path) -> Path:
         if path.name == CONFIG_FILE:
             return path
         if path.suffix == ".gguf":
-            way_out = f"Convert it first: mlxcel import-gguf {path} DIR."
+            way_out = f"Convert it first: `mlxcel import-gguf {path} DIR`."
         else:
             way_out = f"Name the folder that holds {CONFIG_FILE} and weights."
         raise CheckpointError(path, "is not a checkpoint folder.", way_out)
@@ -118,7 +126,7 @@ def _config_file(path: Path) -> Path:
         raise CheckpointError(
             path,
             "does not exist; it looks like a hub's model id, and mlxcel reads local disk only.",
-            f"Download it first: hf download {path} --local-dir {path.name}.",
+            f"Download it first: `hf download {path} --local-dir {path.name}`.",
         )
     raise CheckpointError(path, "does not exist.", "Name the folder of a checkpoint.")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.checkpoint.gguf import GgufFile
@@ -52,9 +54,9 @@ def llama_config(gguf: GgufFile) -> dict[str, Any]:
         )
     heads = _setting(gguf, "attention.head_count", int)
     hidden = _setting(gguf, "embedding_length", int)
-    if heads < 1 or hidden < 1:
-        raise _missing(gguf, "a positive head_count and embedding_length")
-    head_dim = _setting(gguf, "attention.key_length", int, hidden // heads)
+    head_dim = _setting(gguf, "attention.key_length", int, hidden // max(heads, 1))
+    if heads < 1 or head_dim < 2 or head_dim % 2:
+        raise _missing(gguf, "heads of an even size")
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -84,6 +86,7 @@ def llama_config(gguf: GgufFile) -> dict[str, Any]:
                 f"Only llama models with {plain!r} there can be imported.",
             )
     modules = _modules(gguf, config["num_hidden_layers"])
+    _check_shapes(gguf, modules, config)
     bits = {
         module: _TYPE_BITS[gguf.tensors[f"{name}.weight"].type] for name, module in modules.items()
     }
@@ -92,15 +95,23 @@ def llama_config(gguf: GgufFile) -> dict[str, Any]:
     return config
 
 
-def llama_weights(gguf: GgufFile, config: dict[str, Any]) -> dict[str, mx.array]:
+def llama_weights(gguf: GgufFile, config: Mapping[str, Any]) -> dict[str, mx.array]:
     """The tensors of ``gguf`` under the names and in the row order of the hub's llama.
 
     Quantized tensors are ``weight`` (packed uint32), ``scales`` and ``biases`` (float16); the
     rest keeps its type. ``config`` comes from :func:`llama_config`, which has checked the file.
+
+    Raises:
+        CheckpointError: MLX cannot load the file.
     """
     import mlx.core as mx
 
-    arrays = mx.load(str(gguf.path))
+    try:
+        arrays = mx.load(str(gguf.path))
+    except RuntimeError as error:
+        raise CheckpointError(
+            gguf.path, f"cannot be loaded ({error}).", "Use another GGUF file of the model."
+        ) from error
     assert isinstance(arrays, dict)
     weights = {}
     for name, module in _modules(gguf, config["num_hidden_layers"]).items():
@@ -132,7 +143,11 @@ def _modules(gguf: GgufFile, layers: int) -> dict[str, str]:
         name, _, part = tensor.name.rpartition(".")
         if name in _MODULES:
             module = _MODULES[name]
-        elif (match := _LAYER_NAME.fullmatch(name)) and match[2] in _LAYER_MODULES:
+        elif (
+            (match := _LAYER_NAME.fullmatch(name))
+            and match[2] in _LAYER_MODULES
+            and int(match[1]) < layers
+        ):
             module = f"model.layers.{int(match[1])}.{_LAYER_MODULES[match[2]]}"
         else:
             part = ""
@@ -147,11 +162,31 @@ def _modules(gguf: GgufFile, layers: int) -> dict[str, str]:
                 f"Use a file with {', '.join(_TYPE_BITS)} tensors only.",
             )
         modules[name] = module
-    wanted = [f"blk.{layer}.{name}" for layer in range(layers) for name in _LAYER_MODULES]
-    for name in ("token_embd", "output_norm", *wanted):
+    in_layers = (f"blk.{layer}.{name}" for layer in range(layers) for name in _LAYER_MODULES)
+    for name in chain(("token_embd", "output_norm"), in_layers):
         if name not in modules:
             raise _missing(gguf, f"the tensor {name}.weight")
     return modules
+
+
+def _check_shapes(gguf: GgufFile, modules: Iterable[str], config: Mapping[str, Any]) -> None:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    vocabulary = gguf.tensors["token_embd.weight"].shape[0]
+    wanted = {
+        **dict.fromkeys(("token_embd", "output"), (vocabulary, hidden)),
+        **dict.fromkeys(("output_norm", "attn_norm", "ffn_norm"), (hidden,)),
+        "attn_q": (queries, hidden),
+        **dict.fromkeys(("attn_k", "attn_v"), (keys, hidden)),
+        "attn_output": (hidden, queries),
+        **dict.fromkeys(("ffn_gate", "ffn_up"), (inner, hidden)),
+        "ffn_down": (hidden, inner),
+    }
+    for name in modules:
+        shape = gguf.tensors[f"{name}.weight"].shape
+        if shape != wanted[name.rpartition(".")[2]]:
+            raise _missing(gguf, f"a {name}.weight that fits its settings: the shape is {shape}")
 
 
 def _quantization(bits: dict[str, int | None]) -> dict[str, Any] | None:

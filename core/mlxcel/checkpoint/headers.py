@@ -80,7 +80,7 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
                 header = stream.read(length)
             elif (start + stream.read(64)).startswith(_LFS_POINTER):
                 raise CheckpointError(
-                    file, "is a Git LFS pointer, not the weights.", "Fetch them: git lfs pull."
+                    file, "is a Git LFS pointer, not the weights.", "Fetch them: `git lfs pull`."
                 )
             elif len(start) < 8 or length <= MAX_HEADER_BYTES:
                 missing = 8 + length - size if len(start) == 8 else 8 - size
@@ -105,8 +105,7 @@ def _parse(header: bytes, data_bytes: int, file: Path) -> dict[str, TensorHeader
         raise _malformed(file, f"not JSON: {error}") from error
     if not isinstance(entries, dict):
         raise _malformed(file, "not a JSON object")
-    if not isinstance(entries.pop("__metadata__", {}), dict):
-        raise _malformed(file, "__metadata__ is no object")
+    entries.pop("__metadata__", None)
     tensors, spans = {}, []
     for name, entry in entries.items():
         tensors[name], span = _tensor(name, entry, file)

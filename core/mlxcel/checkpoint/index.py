@@ -113,7 +113,7 @@ def _without_index(path: Path, present: set[str]) -> set[str]:
             path, f"holds {', '.join(shards)}, which is not one complete set of shards.", _AGAIN
         )
     if any(path.glob("*.gguf")):
-        way_out = "Convert the GGUF file: mlxcel import-gguf FILE DIR."
+        way_out = "Convert the GGUF file: `mlxcel import-gguf FILE DIR`."
     else:
         way_out = f"Use a checkpoint in safetensors format ({SINGLE_FILE} or shards of it)."
     raise CheckpointError(path, "holds no model weights in safetensors format.", way_out)

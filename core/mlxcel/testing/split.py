@@ -20,7 +20,6 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from mlxcel.checkpoint.checkpoint import open_checkpoint
 from mlxcel.engine.slot import Request, Work, prompt_work, token_tensor
 from mlxcel.family.contract import Family
 from mlxcel.family.transformer import flat_parameters
@@ -47,7 +46,7 @@ class Chain:
     def __init__(
         self, path: Path, family: Family, ranges: Iterable[range], dtype: str | None = None
     ) -> None:
-        checkpoint = open_checkpoint(path)
+        checkpoint = family.open(path)
         self.stages = [load_stage(checkpoint, family, r.start, r.stop, dtype) for r in ranges]
         self.tables = [BatchTable(stage.make_caches) for stage in self.stages]
 
@@ -104,7 +103,7 @@ SCENES = (
 
 def every_cut(path: Path, family: Family) -> tuple[range, ...]:
     """The stages of a chain that is cut at every legal boundary."""
-    config = open_checkpoint(path).config
+    config = family.open(path).config
     bounds = [0, *legal_cuts(config.num_layers, family.adjacency(config)), config.num_layers]
     return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
 
