@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from mlxcel.checkpoint.config import read_config
+from mlxcel.family import Family
+from mlxcel.family.choose import choose_family
+from mlxcel.plugins import Plugins
 from mlxcel.testing import tiny as tiny_checkpoints
 
 DEMO_FOLDER = Path(__file__).parents[1] / ".demo"
@@ -112,6 +116,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def plugins() -> Plugins:
+    """The plugins that are installed, whatever the environment leaves out."""
+    return Plugins.discover(environ={})
+
+
+@pytest.fixture(scope="session")
+def family_of(plugins: Plugins) -> Callable[[Path], Family]:
+    """Chooses the family that serves a checkpoint, as every command does."""
+    return lambda path: choose_family(read_config(path), plugins)[1]
 
 
 @pytest.fixture(scope="session")

@@ -164,3 +164,47 @@ class ChannelFull(MlxcelError):
             f"{self.name} already holds its {self.capacity} messages: more steps are in flight "
             f"than there are credits. This is a bug in mlxcel; please report it."
         )
+
+
+@attrs.define(eq=False)
+class WorkerFailed(MlxcelError):
+    """A stage's process ended by an error; ``kind`` and ``text`` are the error as it was there."""
+
+    stage: int
+    kind: str
+    text: str
+    exit_code: int = 1  # type: ignore[misc]  # as the error itself would have returned
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}: {self.text}"
+
+
+@attrs.define(eq=False)
+class WorkerDied(MlxcelError):
+    """A stage's process is gone without a word; ``how`` says by which signal or exit code."""
+
+    stage: int
+    pid: int
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} (process {self.pid}) died: {self.how}. What was running is lost; "
+            f"start the command again. If it was killed for want of memory, use more stages."
+        )
+
+
+@attrs.define(eq=False)
+class WorkerMismatch(MlxcelError):
+    """Two stages' processes that do not run the same software; ``what`` names the difference."""
+
+    stage: int
+    what: str
+    here: str
+    there: str
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} runs with {self.what} {self.there}, the others with {self.here}. "
+            f"Start all of them from one environment."
+        )

@@ -109,13 +109,20 @@ class Plugins:
 
     Attributes:
         notices: Lines to show the user: names in the lists that match nothing.
+        without: The names that were left out (``--no-plugin``).
         strict: Whether the first bad plugin raises instead of becoming a record.
     """
 
     def __init__(
-        self, entries: Iterable[_Entry], *, notices: tuple[str, ...] = (), strict: bool = False
+        self,
+        entries: Iterable[_Entry],
+        *,
+        notices: tuple[str, ...] = (),
+        without: tuple[str, ...] = (),
+        strict: bool = False,
     ) -> None:
         self.notices = notices
+        self.without = without
         self.strict = strict
         self._entries = sorted(entries, key=lambda entry: (*entry.key, entry.distribution))
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -139,6 +146,7 @@ class Plugins:
             entry_points: Instead of those of the installed distributions.
         """
         entries = _read_entries(_installed() if entry_points is None else entry_points)
+        without = tuple(without)
         selection = Selection.read(environ, without)
         owners: dict[tuple[str, str], list[str]] = {}
         for entry in entries:
@@ -149,7 +157,12 @@ class Plugins:
             elif len(claims := sorted(owners[entry.key])) > 1:
                 entry.state = "duplicate"
                 entry.reason = f"it is provided by {' and '.join(claims)}; uninstall all but one."
-        return cls(entries, notices=selection.unmatched(owners), strict=is_strict(environ))
+        return cls(
+            entries,
+            notices=selection.unmatched(owners),
+            without=tuple(without),
+            strict=is_strict(environ),
+        )
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The names of ``kind`` that are installed and not disabled, sorted; loads nothing."""
@@ -159,6 +172,14 @@ class Plugins:
     def distribution(self, kind: str, name: str) -> str:
         """The distribution that provides a plugin; empty if none does."""
         return next((e.distribution for e in self._entries if e.key == (kind, name)), "")
+
+    def versions(self) -> dict[str, str]:
+        """``"kind name"`` to ``"distribution version"`` of all enabled plugins; loads nothing."""
+        return {
+            f"{entry.kind} {entry.name}": f"{entry.distribution} {entry.version}"
+            for entry in self._entries
+            if entry.state != "disabled"
+        }
 
     def load(self, kind: str, name: str) -> object:
         """The plugin of this name, imported on first use.

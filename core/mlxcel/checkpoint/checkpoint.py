@@ -20,7 +20,9 @@ class Checkpoint:
     Attributes:
         path: Its folder.
         config: What its ``config.json`` says.
-        tensors: Every tensor of its weight files by name.
+        tensors: Every tensor of its weight files by name; once a family has opened it, only
+            those that the model uses.
+        loaded: The same as they are in memory, where a family says that loading changes them.
         files: The weight files, sorted by name.
         notices: One line each that a user should read.
         quantization: How modules are packed; None for plain weights.
@@ -32,6 +34,9 @@ class Checkpoint:
     files: tuple[Path, ...]
     notices: tuple[str, ...] = ()
     quantization: QuantizationMap | None = None
+    loaded: Mapping[str, TensorHeader] = attrs.field(
+        default=attrs.Factory(lambda self: self.tensors, takes_self=True), repr=False
+    )
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -95,7 +95,7 @@ def stored_bytes(header: TensorHeader, choice: DtypeChoice, casts: bool) -> int:
 
 def _activation_dtypes(checkpoint: Checkpoint) -> set[str]:
     """The floating types of the norms, which activations follow; without norms, of all tensors."""
-    floating = [tensor for tensor in checkpoint.tensors.values() if tensor.dtype in _NAMES]
+    floating = [tensor for tensor in checkpoint.loaded.values() if tensor.dtype in _NAMES]
     norms = [t for t in floating if len(t.shape) == 1 and _NORM_WEIGHT.search(t.name)]
     return {tensor.dtype for tensor in norms or floating}
 
@@ -104,14 +104,14 @@ def _plain_expert_dtypes(checkpoint: Checkpoint) -> set[str]:
     """The floating types of the expert weights that are not quantized."""
     return {
         tensor.dtype
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in checkpoint.loaded.items()
         if tensor.dtype in _NAMES
         and _EXPERT_WEIGHT.search(name)
-        and f"{name.removesuffix('.weight')}.scales" not in checkpoint.tensors
+        and f"{name.removesuffix('.weight')}.scales" not in checkpoint.loaded
     }
 
 
 def _is_quantized(checkpoint: Checkpoint) -> bool:
     """Whether MLX multiplies with packed weights: MLX's own, or a format it reads as its own."""
     packed = checkpoint.quantization is not None and checkpoint.quantization.mode is not None
-    return packed or any(name.endswith(".scales") for name in checkpoint.tensors)
+    return packed or any(name.endswith(".scales") for name in checkpoint.loaded)

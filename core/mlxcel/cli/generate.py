@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.cli.output import JsonOutput, Output, TextOutput
+from mlxcel.cli.plugins import add_no_plugin, discover
 from mlxcel.cli.progress import LoadingBars
 from mlxcel.errors import UsageError
 from mlxcel.partition.report import PartitionQualityReport
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from mlxcel.engine.local import LocalModel
     from mlxcel.engine.slot import Request
     from mlxcel.partition.plan import Plan
+
+LONGEST_WAIT = 1e6
 
 
 def add_parser(subparsers: Any) -> None:
@@ -71,6 +74,18 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="what automatic stages have equal shares of (bytes)",
     )
     model.add_argument(
+        "--pp-workers",
+        default="thread",
+        choices=["thread", "process"],
+        help="what runs a stage; processes are faster (thread)",
+    )
+    model.add_argument(
+        "--blas",
+        default="auto",
+        metavar="auto|wheel|PATH",
+        help="matrix library of worker processes on Linux CPUs (auto: a system OpenBLAS)",
+    )
+    model.add_argument(
         "--pp-micro-batch-size",
         default="auto",
         metavar="N",
@@ -86,9 +101,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait for a stage (600)",
     )
-    model.add_argument(
-        "--no-plugin", action="append", default=[], metavar="NAME", help="leave a plugin out"
-    )
+    add_no_plugin(parser)
     # For tests: every hand-over between stages goes through the wire format.
     model.add_argument("--pp-wire", action="store_true", help=argparse.SUPPRESS)
 
@@ -107,16 +120,17 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or raises what went wrong."""
     from mlxcel.engine.generation import Generation
-    from mlxcel.engine.local import open_model, pipeline_report, running
+    from mlxcel.engine.local import open_model, running
+    from mlxcel.engine.pipeline_report import pipeline_report
     from mlxcel.engine.results import collect
     from mlxcel.engine.slot import credits_for, micro_batch_size
-    from mlxcel.plugins import Plugins
+    from mlxcel.stage.blas import choose_blas
 
     _check(args)
-    plugins = Plugins.discover(without=args.no_plugin)
+    blas = choose_blas(args.blas, workers=args.pp_workers)
     model = open_model(
         args.model,
-        plugins,
+        discover(args),
         dtype=args.dtype,
         size=args.pp_size,
         layers=args.pp_layers,
@@ -127,11 +141,14 @@ def run(args: argparse.Namespace) -> int:
     rows = micro_batch_size(len(requests), stages, _micro_batch(args.pp_micro_batch_size))
     for notice in model.notices:
         print(notice, file=sys.stderr)
+    print(blas.notice, file=sys.stderr)
     bars = LoadingBars()
     with running(
         model,
         credits=credits_for(len(requests), stages, rows),
         timeout=args.pp_timeout,
+        workers=args.pp_workers,
+        environment=blas.environment,
         wire=args.pp_wire,
         on_progress=bars,
     ) as pipeline:
@@ -160,20 +177,16 @@ def quality(plan: Plan, actual: Sequence[int]) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse values that mean nothing, naming the flag."""
-    chunk = args.prefill_chunk_size
+    chunk, timeout, seed = args.prefill_chunk_size, args.pp_timeout, args.seed or 0
     bounds = [
         ("-n/--max-tokens", args.max_tokens, args.max_tokens >= 1, "1 or more"),
-        (
-            "--prefill-chunk-size",
-            args.prefill_chunk_size,
-            args.prefill_chunk_size >= 1,
-            "1 or more",
-        ),
+        ("--prefill-chunk-size", chunk, chunk >= 1, "1 or more"),
         ("--temp", args.temp, 0 <= args.temp < float("inf"), "0 or more"),
         ("--top-p", args.top_p, 0 < args.top_p <= 1, "a value above 0 and up to 1"),
         ("--top-k", args.top_k, args.top_k >= 0, "0 (off) or more"),
         ("--min-p", args.min_p, 0 <= args.min_p <= 1, "a value from 0 to 1"),
-        ("--pp-timeout", args.pp_timeout, args.pp_timeout > 0, "a number of seconds above 0"),
+        ("--seed", seed, -(1 << 63) <= seed < 1 << 63, "an integer of 64 bits"),
+        ("--pp-timeout", timeout, 0 < timeout <= LONGEST_WAIT, "seconds, up to a million"),
         ("--pp-size", args.pp_size, args.pp_size is None or args.pp_size >= 1, "1 or more"),
     ]
     for flag, value, fits, wanted in bounds:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 if TYPE_CHECKING:
-    from mlxcel.engine.local import PipelineReport
+    from mlxcel.engine.pipeline_report import PipelineReport
     from mlxcel.engine.results import Result
 
 

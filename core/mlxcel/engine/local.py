@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,15 +18,17 @@ from mlxcel.family.choose import choose_family
 from mlxcel.observe.events import StageLoaded, StageStopped
 from mlxcel.partition.balance import BalanceBy
 from mlxcel.partition.plan import Plan, make_plan
-from mlxcel.partition.ranges import format_ranges
 from mlxcel.pipeline.link import Link, WireLink
-from mlxcel.pipeline.pipeline import OnProgress, StageStatus
-from mlxcel.pipeline.schedule import circulating_bubble
+from mlxcel.pipeline.pipeline import OnProgress
+from mlxcel.pipeline.processes import ProcessPipeline
 from mlxcel.pipeline.threads import ThreadPipeline
+from mlxcel.pipeline.workers import WorkerPipeline
 from mlxcel.plugins import Plugins
-from mlxcel.stage.build import FamilyExecutors
-from mlxcel.stage.contract import StageExecutor, StageSpec
+from mlxcel.stage.build import FamilyExecutors, build_executor
+from mlxcel.stage.contract import StageSpec
 from mlxcel.wire.tensor import WireTensor
+
+Workers = Literal["thread", "process"]
 
 
 @attrs.frozen
@@ -60,7 +62,7 @@ class LocalModel:
     @property
     def notices(self) -> tuple[str, ...]:
         """One line each for what the user should know before anything loads."""
-        return (*self.plugins.notices, *self.checkpoint.notices, self.dtype.notice)
+        return (*self.checkpoint.notices, self.dtype.notice)
 
 
 def open_model(
@@ -98,81 +100,50 @@ def running(
     *,
     credits: int,
     timeout: float,
+    workers: Workers = "thread",
+    environment: Mapping[str, str] | None = None,
     wire: bool = False,
     on_progress: OnProgress = lambda stage, done, total: None,
-) -> Iterator[ThreadPipeline]:
+) -> Iterator[WorkerPipeline]:
     """The model's pipeline, loaded; whatever happens inside, nothing is left running.
 
     Args:
         credits: Steps in flight at most.
         timeout: Seconds that any one wait may last.
-        wire: Put every hand-over through the wire format (for tests).
+        workers: Whether stages are threads or processes.
+        environment: What worker processes have in their environment beyond this one's.
+        wire: Put every hand-over between threads through the wire format (for tests);
+            processes have no other way.
     """
-    model.plugins.register_default(FamilyExecutors(model.plugins))
-    pipeline = ThreadPipeline(
-        model.specs,
-        lambda spec: build_executor(model.plugins, spec),
-        credits=credits,
-        timeout=timeout,
-        wrap=_wired if wire else lambda link: link,
-    )
+    pipeline: WorkerPipeline
+    if workers == "process":
+        pipeline = ProcessPipeline(
+            model.specs,
+            credits=credits,
+            timeout=timeout,
+            environment=environment,
+            without=model.plugins.without,
+        )
+    else:
+        model.plugins.register_default(FamilyExecutors(model.plugins))
+        pipeline = ThreadPipeline(
+            model.specs,
+            lambda spec: build_executor(model.plugins, spec),
+            credits=credits,
+            timeout=timeout,
+            wrap=_wired if wire else lambda link: link,
+        )
     try:
         pipeline.start(on_progress)
         for spec, done in zip(model.specs, pipeline.loaded, strict=True):
             layers = (spec.start, spec.stop)
             model.plugins.observe(StageLoaded(done.stage, layers, done.bytes, done.seconds))
         yield pipeline
-    finally:
-        for status in pipeline.stop():
-            model.plugins.observe(
-                StageStopped(status.stage, status.busy_seconds, status.span_seconds)
-            )
-
-
-@attrs.frozen
-class StageReport:
-    """What a run says of one stage; ``layers`` as ``--pp-layers`` writes them."""
-
-    stage: int
-    layers: str
-    bytes: int
-    busy: float
-    bubble: float
-
-
-@attrs.frozen
-class PipelineReport:
-    """All stages of a run, and the bubble that the schedule's own arithmetic expects."""
-
-    stages: tuple[StageReport, ...]
-    expected_bubble: float
-
-    @property
-    def mean_bubble(self) -> float:
-        return sum(stage.bubble for stage in self.stages) / len(self.stages)
-
-
-def pipeline_report(plan: Plan, statuses: Sequence[StageStatus], slots: int) -> PipelineReport:
-    """The measured shares of each stage beside the expected one of ``slots`` circulating slots."""
-    return PipelineReport(
-        tuple(
-            StageReport(
-                status.stage,
-                format_ranges([stage.layer_range]),
-                status.bytes,
-                status.busy_fraction,
-                status.bubble_fraction,
-            )
-            for stage, status in zip(plan.stages, statuses, strict=True)
-        ),
-        circulating_bubble(len(plan.stages), slots),
-    )
-
-
-def build_executor(plugins: Plugins, spec: StageSpec) -> StageExecutor:
-    """The executor of ``spec``: a plugin's, or the family's own."""
-    executor: StageExecutor = plugins.hook.mlxcel_build_executor(spec=spec)
-    return executor
+    except BaseException:
+        pipeline.stop(drain=False)
+        raise
+    for status in pipeline.stop():
+        model.plugins.observe(StageStopped(status.stage, status.busy_seconds, status.span_seconds))
 
 
 def _wired(link: Link) -> Link:

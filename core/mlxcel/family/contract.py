@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,6 +17,7 @@ import attrs
 
 from mlxcel.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from mlxcel.checkpoint.config import ModelConfig
+from mlxcel.checkpoint.headers import TensorHeader
 
 if TYPE_CHECKING:
     from mlxcel.family.transformer import TransformerStage
@@ -26,7 +27,7 @@ VISION_SUFFIX = "_vlm"
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.(?:experts|switch_mlp|switch_glu)\.")
-_OTHER_TOWERS = frozenset(
+_NEVER_READ = frozenset(  # other towers, and draft layers for multi-token prediction
     {
         "vision_tower",
         "vision_model",
@@ -36,6 +37,7 @@ _OTHER_TOWERS = frozenset(
         "multi_modal_projector",
         "embed_vision",
         "embed_audio",
+        "mtp",
     }
 )
 
@@ -96,17 +98,31 @@ class Family:
     def open(self, path: Path) -> Checkpoint:
         """The checkpoint at ``path`` as this family reads it; only headers are read.
 
+        Its config is settled, and tensors that are :attr:`Part.UNUSED` are left out.
+
         Raises:
             CheckpointError: Anything about it is missing, malformed or contradictory.
         """
         checkpoint = open_checkpoint(path)
-        return attrs.evolve(
-            checkpoint, config=self.settle(checkpoint.config, checkpoint.tensors.keys())
-        )
+        config = self.settle(checkpoint.config, checkpoint.tensors.keys())
+        used = {
+            name: header
+            for name, header in checkpoint.tensors.items()
+            if self.place(name, config).part is not Part.UNUSED
+        }
+        return attrs.evolve(checkpoint, config=config, tensors=used, loaded=self.loaded(used))
 
     def settle(self, config: ModelConfig, tensors: Collection[str]) -> ModelConfig:
         """``config`` corrected by what the checkpoint's ``tensors`` (their names) say."""
         return config
+
+    def loaded(self, tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
+        """The headers of ``tensors`` as they are in memory, before ``--dtype``.
+
+        They differ from the files' where ``sanitize`` changes how many bytes there are or of
+        which type: a block-scaled float8 matrix and its scales become one of bfloat16.
+        """
+        return tensors
 
     def adjacency(self, config: ModelConfig) -> tuple[LayerAdjacencyGroup, ...]:
         """The groups of layers that must share a stage; none by default."""
@@ -121,7 +137,7 @@ class Family:
 
         The name is the checkpoint's, in hub naming or mlx-lm's converted naming.
         """
-        if "rotary_emb" in name or not _OTHER_TOWERS.isdisjoint(name.split(".")):
+        if "rotary_emb" in name or not _NEVER_READ.isdisjoint(name.split(".")):
             return Place(Part.UNUSED)
         if match := _LAYER.search(name):
             layer = int(match[1])

@@ -95,6 +95,15 @@ class TransformerStage:
         """The whole model, its parameters never evaluated: mlx-lm's for the ``model_type``."""
         return compat.empty_model(config.raw)
 
+    @classmethod
+    def sanitize(cls, model: nn.Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """The parameters of the whole ``model`` from the checkpoint's tensors, all still lazy.
+
+        mlx-lm's own ``sanitize``, where the model has one. It sees every tensor that the model
+        uses, on every stage: some decide from one tensor what to do with another.
+        """
+        return dict(model.sanitize(weights)) if hasattr(model, "sanitize") else weights
+
     def find_text(self, model: nn.Module) -> nn.Module:
         """The text model inside ``model``: its ``language_model``, or the model itself."""
         return cast(nn.Module, getattr(model, "language_model", model))

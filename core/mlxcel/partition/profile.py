@@ -67,7 +67,7 @@ def profile_checkpoint(checkpoint: Checkpoint, family: Family, dtype: DtypeChoic
     found: set[int] = set()
     embedding_bytes = embedding_work = head_bytes = head_work = shared_bytes = 0
 
-    for name, header in checkpoint.tensors.items():
+    for name, header in checkpoint.loaded.items():
         place = family.place(name, config)
         if place.part is Part.UNUSED:
             continue
@@ -111,7 +111,7 @@ def profile_checkpoint(checkpoint: Checkpoint, family: Family, dtype: DtypeChoic
 def _weights(header: TensorHeader, checkpoint: Checkpoint) -> int:
     """How many weights a tensor stands for; a quantized matrix is counted at its ``.weight``."""
     module, _, leaf = header.name.rpartition(".")
-    tensors: Mapping[str, TensorHeader] = checkpoint.tensors
+    tensors: Mapping[str, TensorHeader] = checkpoint.loaded
     scales = tensors.get(f"{module}.scales")
     if scales is None or f"{module}.weight" not in tensors:
         return math.prod(header.shape)

@@ -17,8 +17,8 @@ from mlxcel.wire import message as wire_message
 from mlxcel.wire.tensor import WireTensor
 
 
-class Link(Protocol):
-    """A stream of messages in one direction; one end sends, the other receives."""
+class Outbox(Protocol):
+    """The sending end of a stream of messages."""
 
     def send(self, message: Message) -> None:
         """Hand ``message`` over; never waits for the receiver.
@@ -27,6 +27,13 @@ class Link(Protocol):
             ChannelClosed: The link is closed.
             ChannelFull: More messages are in flight than there are credits.
         """
+
+    def close(self, reason: str | None = None) -> None:
+        """End the stream for both ends; harmless when repeated."""
+
+
+class Inbox(Protocol):
+    """The receiving end of a stream of messages."""
 
     def receive(self, timeout: float) -> Message:
         """The next message, waiting up to ``timeout`` seconds.
@@ -39,6 +46,10 @@ class Link(Protocol):
 
     def close(self, reason: str | None = None) -> None:
         """End the stream for both ends; harmless when repeated."""
+
+
+class Link(Outbox, Inbox, Protocol):
+    """Both ends in one object, for threads of one process."""
 
 
 @attrs.frozen

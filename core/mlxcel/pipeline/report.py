@@ -6,6 +6,22 @@ import attrs
 
 
 @attrs.frozen
+class Software:
+    """What a worker runs with: by name, versions of packages, plugins and the BLAS."""
+
+    versions: dict[str, str]
+
+
+@attrs.frozen
+class Hello:
+    """A worker process is up."""
+
+    stage: int
+    pid: int
+    software: Software
+
+
+@attrs.frozen
 class Loading:
     """A stage has read ``done`` of its ``total`` bytes."""
 
@@ -36,7 +52,8 @@ class Ended:
     """A stage ended as asked.
 
     ``busy`` are the seconds it spent in steps with work, between ``first`` and ``last``:
-    readings of :func:`time.perf_counter`, None if it never worked.
+    readings of :func:`time.perf_counter`, None if it never worked. That clock is the same
+    for all processes of one machine.
     """
 
     stage: int
@@ -45,4 +62,4 @@ class Ended:
     last: float | None
 
 
-Report = Loading | Loaded | Failed | Ended
+Report = Hello | Loading | Loaded | Failed | Ended

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from mlxcel.errors import ChannelClosed, DeadlineError
-from mlxcel.pipeline.link import Link
+from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
 from mlxcel.pipeline.step import Message, Step, StepFailed, Stop
 from mlxcel.stage.contract import StageExecutor, StageSpec
@@ -22,8 +23,8 @@ IDLE_SECONDS = 60.0
 def run_stage(
     spec: StageSpec,
     build: Callable[[StageSpec], StageExecutor],
-    inbox: Link,
-    outbox: Link,
+    inbox: Inbox,
+    outbox: Outbox,
     report: Callable[[Report], None],
 ) -> None:
     """Build, load and serve one stage until a :class:`Stop` or a closed link.
@@ -31,14 +32,14 @@ def run_stage(
     Whatever goes wrong is reported, never raised: a failing step as :class:`StepFailed` to
     the next stage, anything else as :class:`Failed`.
     """
-    executor: StageExecutor | None = None
     reason = f"stage {spec.index} has ended"
     try:
-        executor = build(spec)
-        began = time.perf_counter()
-        size = executor.load(lambda done, total: report(Loading(spec.index, done, total)))
-        report(Loaded(spec.index, size, time.perf_counter() - began))
-        report(_serve(spec, executor, inbox, outbox))
+        with closing(build(spec)) as executor:
+            began = time.perf_counter()
+            size = executor.load(lambda done, total: report(Loading(spec.index, done, total)))
+            report(Loaded(spec.index, size, time.perf_counter() - began))
+            ended = _serve(spec, executor, inbox, outbox)
+        report(ended)
     except ChannelClosed:
         report(Ended(spec.index, 0.0, None, None))
     except BaseException as error:  # SystemExit of a plugin included: a thread has nobody above
@@ -48,11 +49,9 @@ def run_stage(
         # What is already in a closed link can still be read; both neighbours learn of the end.
         inbox.close(reason)
         outbox.close(reason)
-        if executor is not None:
-            executor.close()
 
 
-def _serve(spec: StageSpec, executor: StageExecutor, inbox: Link, outbox: Link) -> Ended:
+def _serve(spec: StageSpec, executor: StageExecutor, inbox: Inbox, outbox: Outbox) -> Ended:
     busy, first, last = 0.0, None, None
     while True:
         try:

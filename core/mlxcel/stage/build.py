@@ -8,6 +8,12 @@ from mlxcel.plugins import Plugins
 from mlxcel.stage.contract import StageExecutor, StageSpec
 
 
+def build_executor(plugins: Plugins, spec: StageSpec) -> StageExecutor:
+    """The executor of ``spec``: a plugin's, or the family's own."""
+    executor: StageExecutor = plugins.hook.mlxcel_build_executor(spec=spec)
+    return executor
+
+
 class FamilyExecutors:
     """Runs a stage with its family, unless a plugin's executor comes first."""
 

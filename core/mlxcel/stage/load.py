@@ -43,9 +43,7 @@ def load_stage(
     """
     stage_class = family.stage_class()
     model = _build(stage_class, checkpoint)
-    weights = _read(checkpoint)
-    if hasattr(model, "sanitize"):
-        weights = _sanitize(model, weights, checkpoint)
+    weights = _sanitize(stage_class, model, _read(checkpoint), checkpoint)
     _quantize(model, weights, checkpoint)
     stage = stage_class(model, start, stop)
     own = _own(stage, weights, checkpoint, family)
@@ -95,9 +93,14 @@ def _read(checkpoint: Checkpoint) -> Weights:
     return weights
 
 
-def _sanitize(model: nn.Module, weights: Weights, checkpoint: Checkpoint) -> Weights:
+def _sanitize(
+    stage_class: type[TransformerStage],
+    model: nn.Module,
+    weights: Weights,
+    checkpoint: Checkpoint,
+) -> Weights:
     try:
-        return dict(model.sanitize(weights))
+        return stage_class.sanitize(model, weights)
     except Exception as error:
         raise CheckpointError(
             checkpoint.path,

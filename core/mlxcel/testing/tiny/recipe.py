@@ -59,7 +59,7 @@ class Recipe:
 
 
 # Sharp attention makes what follows depend on the whole context; a wide head parts the logits.
-_GAINS = {"q_proj": 2.0, "k_proj": 2.0, "lm_head": 3.0}
+_GAINS = {"q_proj": 2.0, "k_proj": 2.0, "lm_head": 3.0, "conv1d": 0.5}
 
 
 def draw(
@@ -73,10 +73,14 @@ def draw(
     ):
         # on a grid that bfloat16 holds exactly
         return np.float32(1 / 64) * ((words % 25).astype(np.float32) + np.float32(52))
+    if leaf == "A_log":  # 0 to 2 and -2 to 1: recurrent states that fade, some soon, some late
+        return np.float32(1 / 8) * (words % 17).astype(np.float32)
+    if leaf == "dt_bias":
+        return np.float32(1 / 8) * ((words % 25).astype(np.float32) - np.float32(16))
     normal = _normal(words)
-    if leaf == "bias":
+    if leaf in ("bias", "e_score_correction_bias"):
         return np.float32(0.1) * normal
-    if "embed" in path:
+    if path.split(".")[-2].startswith("embed_tokens"):
         # a tied table that dominates the residual makes greedy decoding repeat one token
         return np.float32(0.06 if tied else 0.2) * normal
     return np.float32(_GAINS.get(path.split(".")[-2], 1.0) / math.sqrt(shape[-1])) * normal

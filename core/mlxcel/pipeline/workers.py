@@ -1,0 +1,176 @@
+"""A pipeline whose stages are workers on this machine: threads or processes.
+
+What both have in common: the first link takes steps, the last one brings answers, and
+reports come through one queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from mlxcel.errors import ChannelClosed, DeadlineError, MlxcelError, StageError
+from mlxcel.pipeline.link import Inbox, Outbox
+from mlxcel.pipeline.pipeline import OnProgress, StageStatus
+from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading, Report
+from mlxcel.pipeline.step import Step, StepFailed, Stop, Tokens
+
+MORE_TIME = "Give it more time with --pp-timeout SECONDS."
+
+GIVE_UP_SECONDS = 5.0
+"""How long a worker may take to end when its work is given up."""
+
+CAUSE_SECONDS = 2.0
+"""How long to wait for the report that explains why a link is closed."""
+
+
+class WorkerPipeline(ABC):
+    """See :class:`mlxcel.pipeline.pipeline.Pipeline`; subclasses launch and join the workers.
+
+    Args:
+        count: The number of stages.
+        credits: Steps in flight at most.
+        timeout: Seconds any one wait may last.
+    """
+
+    def __init__(self, count: int, *, credits: int, timeout: float) -> None:
+        self.count = count
+        self.credits = credits
+        self.timeout = timeout
+        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.loaded: tuple[Loaded, ...] = ()
+        self._ended: dict[int, Ended] = {}
+        self._first: Outbox | None = None
+        self._last: Inbox | None = None
+
+    @abstractmethod
+    def _launch(self) -> tuple[Outbox, Inbox]:
+        """Start the workers; returns the way to the first stage and the way from the last."""
+
+    @abstractmethod
+    def _join(self, deadline: float) -> None:
+        """Wait until ``deadline`` (monotonic) for the workers to end; leave none running."""
+
+    def start(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
+        """Load all stages side by side.
+
+        Raises:
+            MlxcelError: The first failure of a stage, as the stage raised it.
+            DeadlineError: No stage made progress for ``timeout`` seconds.
+        """
+        self._first, self._last = self._launch()
+        loaded: dict[int, Loaded] = {}
+        while len(loaded) < self.count:
+            match self._next_report():
+                case Hello() as hello:
+                    self._greet(hello)
+                case Loading(stage, done, total):
+                    on_progress(stage, done, total)
+                case Loaded() as report:
+                    loaded[report.stage] = report
+                case Failed() as failed:
+                    raise _typed(failed)
+        self.loaded = tuple(report for _, report in sorted(loaded.items()))
+
+    def submit(self, step: Step) -> None:
+        """Hand a step to the first stage.
+
+        Raises:
+            MlxcelError: A stage has ended; the error is its own.
+        """
+        assert self._first is not None, "start() comes first"
+        try:
+            self._first.send(step)
+        except ChannelClosed as closed:
+            raise self._cause(closed) from closed
+
+    def receive(self) -> Tokens | StepFailed:
+        """The last stage's next answer.
+
+        Raises:
+            MlxcelError: A stage has ended; the error is its own.
+            DeadlineError: No answer within ``timeout`` seconds.
+        """
+        assert self._last is not None, "start() comes first"
+        try:
+            answer = self._last.receive(self.timeout)
+        except ChannelClosed as closed:
+            raise self._cause(closed) from closed
+        except DeadlineError as late:
+            last = f"stage {self.count - 1}"
+            raise DeadlineError(last, "a step's result", self.timeout, MORE_TIME) from late
+        assert isinstance(answer, Tokens | StepFailed), answer
+        return answer
+
+    def stop(self, *, drain: bool = True) -> tuple[StageStatus, ...]:
+        """End all stages; nothing is left running. Again is harmless.
+
+        Args:
+            drain: Let the steps in flight finish; without it they are given up.
+
+        Raises:
+            DeadlineError: A worker is still in a step when the time is over.
+        """
+        if drain and self._first is not None:
+            # A stage that failed has closed its links, and the others find theirs closed.
+            with contextlib.suppress(ChannelClosed):
+                self._first.send(Stop())
+        elif self._first is not None and self._last is not None:
+            self._first.close("given up")
+            self._last.close("given up")
+        self._join(time.monotonic() + (self.timeout if drain else GIVE_UP_SECONDS))
+        while not self.reports.empty():
+            report = self.reports.get()
+            if isinstance(report, Ended):
+                self._ended[report.stage] = report
+        return _statuses(self.loaded, self._ended)
+
+    def _greet(self, hello: Hello) -> None:  # noqa: B027 - threads say no hello
+        """Look at what a worker process runs with."""
+
+    def _next_report(self) -> Report:
+        try:
+            return self.reports.get(timeout=self.timeout)
+        except Empty:
+            raise DeadlineError(
+                "the pipeline", f"{self.count} stages to load", self.timeout, MORE_TIME
+            ) from None
+
+    def _cause(self, closed: ChannelClosed) -> MlxcelError:
+        """Why a link is closed: the failure that a stage has reported, or is about to."""
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                report = self.reports.get(timeout=left)
+            except Empty:
+                break
+            if isinstance(report, Failed):
+                return _typed(report)
+            if isinstance(report, Ended):
+                self._ended[report.stage] = report
+        return closed
+
+
+def _typed(failed: Failed) -> MlxcelError:
+    if isinstance(failed.error, MlxcelError):
+        return failed.error
+    cause = f"{type(failed.error).__name__}: {failed.error}"
+    error = StageError(failed.stage, "its work", cause)
+    error.__cause__ = failed.error
+    return error
+
+
+def _statuses(loaded: Sequence[Loaded], ended: dict[int, Ended]) -> tuple[StageStatus, ...]:
+    """Busy seconds of each stage within the window that all of them share."""
+    firsts = [e.first for e in ended.values() if e.first is not None]
+    lasts = [e.last for e in ended.values() if e.last is not None]
+    span = max(lasts) - min(firsts) if firsts and lasts else 0.0
+    return tuple(
+        StageStatus(
+            done.stage, done.bytes, ended[done.stage].busy if done.stage in ended else 0.0, span
+        )
+        for done in loaded
+    )

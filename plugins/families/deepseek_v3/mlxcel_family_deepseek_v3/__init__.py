@@ -1,0 +1,79 @@
+"""The DeepSeek V3 family: V3, R1, and what mlx-lm runs with the same class."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mlxcel.family import Family
+
+if TYPE_CHECKING:
+    from mlxcel.checkpoint.config import ModelConfig
+    from mlxcel.checkpoint.headers import TensorHeader
+    from mlxcel.family.transformer import TransformerStage
+
+_TRAILER_PARTS = frozenset({"eh_proj", "enorm", "hnorm", "shared_head"})
+
+
+class DeepseekV3(Family):
+    """Latent attention and experts; a trailer for multi-token prediction that is never read."""
+
+    api_version = "1.0"
+    wire_names = ("deepseek_v3",)
+    model_types = ("kimi_k2", "joyai_llm_flash")
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_deepseek_v3.stage import DeepseekV3Stage
+
+        return DeepseekV3Stage
+
+    def tied(self, config: ModelConfig) -> bool:
+        """Never: mlx-lm's model always has a head of its own."""
+        return False
+
+    def casts(self, name: str) -> bool:
+        """The bias that decides between experts stays as precise as it is stored."""
+        return not name.endswith(".e_score_correction_bias")
+
+    def settle(self, config: ModelConfig, tensors: Collection[str]) -> ModelConfig:
+        """``config`` without the trailer, where num_hidden_layers counts it.
+
+        On the hub the trailer stands behind the last layer, and nothing is to be done.
+        """
+        trailers = {
+            parts[2]
+            for parts in (name.split(".") for name in tensors)
+            if parts[:2] == ["model", "layers"] and not _TRAILER_PARTS.isdisjoint(parts)
+        }
+        layers = config.num_layers
+        while str(layers - 1) in trailers:
+            layers -= 1
+        return config if layers == config.num_layers else config.with_layers(layers)
+
+    def loaded(self, tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
+        """Float8 blocks become bfloat16; packed integers get a zero point beside each scale."""
+        loaded: dict[str, TensorHeader] = {}
+
+        def put(name: str, header: TensorHeader) -> None:
+            loaded[name] = attrs.evolve(header, name=name)
+
+        for name, header in tensors.items():
+            module, _, leaf = name.rpartition(".")
+            match leaf:
+                case "weight" if f"{name}_scale_inv" in tensors:
+                    loaded[name] = attrs.evolve(header, dtype="BF16", nbytes=2 * header.nbytes)
+                case "weight_packed":
+                    put(f"{module}.weight", header)
+                case "weight_scale":
+                    put(f"{module}.scales", header)
+                    put(f"{module}.biases", header)
+                case "weight_scale_inv" | "weight_shape":
+                    pass
+                case _:
+                    loaded[name] = header
+        return loaded
+
+
+plugin = DeepseekV3()
