@@ -25,6 +25,9 @@ __all__ = [
     "unpack_awq",
 ]
 
+_BITS = (2, 3, 4, 5, 6, 8)
+_GROUP_SIZES = (32, 64, 128)
+
 
 def empty_model(config: Mapping[str, Any]) -> nn.Module:
     """mlx-lm's own model for ``config``, its parameters never evaluated.
@@ -52,7 +55,13 @@ def infer_quantization(
     Raises:
         ValueError: The shapes fit no mode that MLX knows.
     """
+    if f"{path}.weight" not in weights:
+        raise ValueError("it has scales and no weight")
     found = dict(utils.infer_quant_config(path, module, dict(weights)))
+    bits, group_size = found["bits"], found["group_size"]
+    # mlx-lm only divides; what fits no kernel would raise later, without a name.
+    if found["mode"] == "affine" and (bits not in _BITS or group_size not in _GROUP_SIZES):
+        raise ValueError(f"{bits} bits in groups of {group_size}")
     if f"{path}.global_scale" in weights:
         found["global_scale"] = True
     return found

@@ -227,7 +227,7 @@ def test_a_stage_that_never_answers(stage: int, gate: threading.Event) -> None:
     with pytest.raises(DeadlineError, match=f"mlxcel-stage-{stage} .* --pp-timeout"):
         running.stop()
     gate.set()
-    running._timeout = 60.0
+    running.timeout = 60.0
     running.stop()
 
 
@@ -237,7 +237,7 @@ def test_a_stage_that_never_loads(gate: threading.Event) -> None:
     with pytest.raises(DeadlineError, match=r"3 stages to load.*--pp-timeout"):
         running.start()
     gate.set()
-    running._timeout = 60.0
+    running.timeout = 60.0
     running.stop()
 
 

@@ -20,7 +20,8 @@ class StageSpec:
     """One stage of one model.
 
     ``start`` and ``stop`` are its layers, half-open; ``cast`` the dtype that floating
-    parameters are cast to, None for as stored.
+    parameters are cast to, None for as stored; ``dequantize`` whether quantized modules
+    become plain ones with float32 weights.
     """
 
     checkpoint: Path
@@ -30,6 +31,7 @@ class StageSpec:
     start: int
     stop: int
     cast: str | None = None
+    dequantize: bool = False
 
     @property
     def first(self) -> bool:

@@ -44,6 +44,7 @@ class FamilyExecutor:
                 spec.stop,
                 spec.cast,
                 progress,
+                spec.dequantize,
             )
         self._stage, self._table = stage, BatchTable(stage.make_caches)
         return stage.nbytes()

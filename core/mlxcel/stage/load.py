@@ -8,10 +8,12 @@ still a stage never reads another stage's bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from mlxcel import compat
 from mlxcel.checkpoint.checkpoint import Checkpoint
@@ -19,8 +21,10 @@ from mlxcel.errors import CheckpointError
 from mlxcel.family.contract import Family, Part
 from mlxcel.family.transformer import TransformerStage, flat_parameters
 from mlxcel.stage.contract import Progress
+from mlxcel.stage.packed import Packed, take_packed, unpack
 
 Weights = dict[str, mx.array]
+Tensors = dict[str, mx.array | Packed]
 
 
 def load_stage(
@@ -30,12 +34,14 @@ def load_stage(
     stop: int,
     cast: str | None,
     progress: Progress = lambda done, total: None,
+    dequantize: bool = False,
 ) -> TransformerStage:
     """Layers ``start`` to ``stop`` of ``checkpoint``, evaluated and ready to run.
 
     Args:
         cast: The dtype that floating parameters are cast to; None keeps what is stored.
         progress: Told the bytes evaluated so far and the bytes in all.
+        dequantize: Make every quantized module of the stage a plain one with float32 weights.
 
     Raises:
         CheckpointError: config.json does not describe a model, or tensors are missing,
@@ -44,15 +50,24 @@ def load_stage(
     stage_class = family.stage_class()
     model = _build(stage_class, checkpoint)
     weights = _sanitize(stage_class, model, _read(checkpoint), checkpoint)
-    _quantize(model, weights, checkpoint)
+    packing = _packing(model, weights, checkpoint)
+    tensors: Tensors = {**weights}
+    if dequantize:
+        tensors = _take_packed(weights, packing, checkpoint)
+    else:
+        nn.quantize(model, class_predicate=lambda path, module: packing.get(path, False))
     stage = stage_class(model, start, stop)
-    own = _own(stage, weights, checkpoint, family)
+    own = _own(stage, tensors, checkpoint, family)
     if cast is not None:
         own = _cast(own, getattr(mx, cast), family)
+    del weights, tensors
     model.eval()
-    model.load_weights(list(own.items()), strict=False)
-    del weights, own
-    evaluate(stage, progress)
+    if dequantize:
+        _set_parameters(model, unpack(own, progress))
+    else:
+        _set_parameters(model, own)
+        del own
+        evaluate(stage, progress)
     return stage
 
 
@@ -110,29 +125,45 @@ def _sanitize(
         ) from error
 
 
-def _quantize(model: nn.Module, weights: Weights, checkpoint: Checkpoint) -> None:
-    """Give every module whose weights are packed its quantized class, by its own shapes."""
+def _packing(
+    model: nn.Module, weights: Weights, checkpoint: Checkpoint
+) -> dict[str, dict[str, Any]]:
+    """How the weight of each module that is packed was quantized, by its own shapes."""
     if checkpoint.quantization is None:
-        return
-
-    def packed(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        return {}
+    modules = cast(
+        list[tuple[str, nn.Module]],
+        tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module),
+    )
+    packing = {}
+    for path, module in modules:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
-            return False
+            continue
         try:
-            return compat.infer_quantization(path, module, weights)
+            packing[path] = compat.infer_quantization(path, module, weights)
         except ValueError as error:
             raise CheckpointError(
                 checkpoint.path,
                 f"{path} is packed in a way MLX does not know ({error}).",
                 "Convert the model again with mlx_lm.convert.",
             ) from error
+    return packing
 
-    nn.quantize(model, class_predicate=packed)
+
+def _take_packed(
+    weights: Weights, packing: Mapping[str, Mapping[str, Any]], checkpoint: Checkpoint
+) -> Tensors:
+    try:
+        return take_packed(weights, packing)
+    except KeyError as missing:
+        raise CheckpointError(
+            checkpoint.path, f"{missing.args[0]} is missing.", "Download the model again."
+        ) from missing
 
 
 def _own(
-    stage: TransformerStage, weights: Weights, checkpoint: Checkpoint, family: Family
-) -> Weights:
+    stage: TransformerStage, weights: Tensors, checkpoint: Checkpoint, family: Family
+) -> Tensors:
     """This stage's share of ``weights`` under its local names, checked for completeness."""
     stray = [
         name
@@ -147,7 +178,7 @@ def _own(
             "Check that config.json and the weight files belong together.",
         )
     wanted = flat_parameters(stage.model)
-    own: Weights = {}
+    own: Tensors = {}
     for name, value in weights.items():
         local = stage.local_name(name)
         if local in wanted:
@@ -170,13 +201,19 @@ def _own(
     return own
 
 
-def _cast(weights: Weights, dtype: mx.Dtype, family: Family) -> Weights:
+def _cast(weights: Tensors, dtype: mx.Dtype, family: Family) -> Tensors:
     return {
         name: value.astype(dtype)
-        if mx.issubdtype(value.dtype, mx.floating) and family.casts(name)
+        if isinstance(value, mx.array)
+        and mx.issubdtype(value.dtype, mx.floating)
+        and family.casts(name)
         else value
         for name, value in weights.items()
     }
+
+
+def _set_parameters(model: nn.Module, weights: Mapping[str, mx.array | Packed]) -> None:
+    model.load_weights(cast(list[tuple[str, mx.array]], list(weights.items())), strict=False)
 
 
 def _some(names: list[str]) -> str:

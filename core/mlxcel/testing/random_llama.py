@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
-
-from mlxcel.testing.checkpoint_writer import TensorSpec, write_checkpoint
-from mlxcel.testing.tiny.tokenizer import BOS, EOS, PAD, VOCAB, write_tokenizer
+from mlxcel.testing.random_tensors import ITEM_BYTES, check_dtype, write_random
+from mlxcel.testing.tiny.tokenizer import VOCAB
 
 _HEAD_DIM = 64
 
@@ -27,7 +25,7 @@ def random_llama(
 ) -> Path:
     """Write a Llama of at least ``megabytes`` (10**6 bytes of tensors) into the folder ``out``.
 
-    The MLP is as wide as the size asks for. One tensor is in memory at a time.
+    The MLP is as wide as the size asks for.
 
     Args:
         out: The checkpoint's folder, made if need be.
@@ -42,42 +40,21 @@ def random_llama(
     Returns:
         ``out``.
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise ValueError(f"dtype is {dtype!r}, not bfloat16 or float32")
+    check_dtype(dtype)
     if hidden % (2 * _HEAD_DIM) or vocab < VOCAB:
         raise ValueError(f"hidden must be a multiple of {2 * _HEAD_DIM}, vocab at least {VOCAB}")
-    item = 2 if dtype == "bfloat16" else 4
     fixed = (1 if tied else 2) * vocab * hidden + layers * 3 * hidden * hidden
     per_row = layers * 3 * hidden  # of gate, up and down together
-    rows = (megabytes * 10**6 / item - fixed) / per_row
+    rows = (megabytes * 10**6 / ITEM_BYTES[dtype] - fixed) / per_row
     intermediate = 64 * max(1, math.ceil(rows / 64))
 
-    shapes = _shapes(layers, hidden, intermediate, vocab, tied)
-    kind = "BF16" if dtype == "bfloat16" else "F32"
-    random = np.random.default_rng(seed)
-
-    def read(name: str) -> bytes:
-        shape = shapes[name]
-        if len(shape) == 1:
-            values = np.ones(shape, np.float32)
-        else:
-            values = random.standard_normal(shape, dtype=np.float32)
-            values *= np.float32(1 / math.sqrt(shape[-1]))
-        if dtype == "bfloat16":  # the upper half of a float32, as the byte order has it
-            return values.view("<u4").astype("<u4").view("<u2")[..., 1::2].tobytes()
-        return values.tobytes()
-
-    write_checkpoint(
+    return write_random(
         out,
-        {name: TensorSpec(kind, shape) for name, shape in shapes.items()},
-        read,
-        config={
+        _shapes(layers, hidden, intermediate, vocab, tied),
+        {
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],
             "vocab_size": vocab,
-            "bos_token_id": BOS,
-            "eos_token_id": EOS,
-            "pad_token_id": PAD,
             "hidden_size": hidden,
             "num_hidden_layers": layers,
             "intermediate_size": intermediate,
@@ -87,12 +64,11 @@ def random_llama(
             "max_position_embeddings": 2048,
             "rope_theta": 10000.0,
             "tie_word_embeddings": tied,
-            "torch_dtype": dtype,
         },
+        dtype=dtype,
         shards=shards,
+        seed=seed,
     )
-    write_tokenizer(out)
-    return out
 
 
 def _shapes(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlxcel.testing.checkpoint_writer import TensorSpec, write_checkpoint
-from mlxcel.testing.tiny import gemma4, llama
+from mlxcel.testing.tiny import deepseek_v3, gemma4, llama, qwen3_5
 from mlxcel.testing.tiny.recipe import Recipe, Weights, draw
 from mlxcel.testing.tiny.tokenizer import write_tokenizer
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     import mlx.core as mx
     import mlx.nn as nn
 
-RECIPES: Mapping[str, Recipe] = {r.name: r for r in (*llama.RECIPES, *gemma4.RECIPES)}
+RECIPES: Mapping[str, Recipe] = {
+    recipe.name: recipe
+    for family in (deepseek_v3, gemma4, llama, qwen3_5)
+    for recipe in family.RECIPES
+}
 
 _SAFETENSORS_DTYPES = {
     "float32": "F32",
@@ -51,7 +55,8 @@ def build(
     Args:
         name: One of :func:`names`.
         out: The checkpoint's folder, made if need be.
-        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        dtype: ``"float32"``, ``"bfloat16"`` or ``"float16"``; what the family keeps in
+            float32 stays so.
         quantize: ``"bits:group"`` or ``"bits:group:mode"`` for the layout of mlx-lm's
             conversion, e.g. ``"4:32"`` or ``"4:32:mxfp4"``; None for the hub's own layout.
         overrides: Patterns of module paths (``"*.layers.0.*"``) with a ``quantize`` of their
@@ -73,6 +78,7 @@ def build(
             raise ValueError("overrides need quantize")
         _write(out, recipe.to_hub(_parameters(model), config), config, shards, "pt")
     else:
+        config |= recipe.model_config
         quantized = _quantize(model, config, quantize, overrides or {})
         _write(out, _parameters(model), None, shards, "mlx")
         from mlx_lm.utils import save_config
@@ -95,10 +101,11 @@ def draw_model(name: str, *, dtype: str = "float32") -> nn.Module:
     recipe = _recipe(name)
     model = empty_model({**recipe.config, **recipe.model_config})
     bits = recipe.bits()
-    drawn = [
-        (path, mx.array(draw(bits, path, p.shape, tied=recipe.tied)).astype(getattr(mx, dtype)))
-        for path, p in sorted(_parameters(model).items())
-    ]
+    casts = getattr(model, "cast_predicate", lambda path: True)
+    drawn = []
+    for path, parameter in sorted(_parameters(model).items()):
+        value = mx.array(draw(bits, path, parameter.shape, tied=recipe.tied))
+        drawn.append((path, value.astype(getattr(mx, dtype)) if casts(path) else value))
     model.update(tree_unflatten(drawn))
     model.eval()
     mx.eval(model.parameters())
@@ -129,8 +136,8 @@ def _quantize(
     from mlx_lm.utils import quantize_model
 
     default = _quantization(spec)
-    own: Callable[[str, Any], bool | dict[str, Any]] = getattr(
-        model, "quant_predicate", lambda path, module: True
+    own: Callable[[str, Any], bool | dict[str, Any]] = getattr(model, "quant_predicate", None) or (
+        lambda path, module: True
     )
 
     def predicate(path: str, module: nn.Module) -> bool | dict[str, Any]:

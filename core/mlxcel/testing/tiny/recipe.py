@@ -34,7 +34,8 @@ class Recipe:
         seed: What the random numbers start from; recipes with one seed share their weights.
             It is chosen so that greedy decoding does not fall into one repeated token.
         model_config: Fields of ``config`` that a reader of the checkpoint has to take
-            otherwise to get the model that was drawn; empty for nearly all.
+            otherwise to get the model that was drawn, and that its conversion states; empty
+            for nearly all.
     """
 
     name: str

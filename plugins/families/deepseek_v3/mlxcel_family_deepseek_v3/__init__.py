@@ -48,7 +48,7 @@ class DeepseekV3(Family):
             if parts[:2] == ["model", "layers"] and not _TRAILER_PARTS.isdisjoint(parts)
         }
         layers = config.num_layers
-        while str(layers - 1) in trailers:
+        while layers > 1 and str(layers - 1) in trailers:
             layers -= 1
         return config if layers == config.num_layers else config.with_layers(layers)
 

@@ -12,7 +12,6 @@ from mlxcel.family.transformer import Mask, TransformerStage
 
 Weights = dict[str, mx.array]
 
-_LAYERS = "model.layers."
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 
 
@@ -33,11 +32,11 @@ class DeepseekV3Stage(TransformerStage):
         layers: dict[int | None, Weights] = defaultdict(dict)
         for name, value in weights.items():
             if match := _LAYER.fullmatch(name):
-                layers[int(match[1])][f"{_LAYERS}0.{match[2]}"] = value
+                layers[int(match[1])][f"model.layers.0.{match[2]}"] = value
             else:
                 layers[None][name] = value
         return {
-            name if index is None else name.replace(f"{_LAYERS}0.", f"{_LAYERS}{index}."): value
+            name if index is None else name.replace(".0.", f".{index}.", 1): value
             for index, layer in layers.items()
             for name, value in model.sanitize(layer).items()
         }
