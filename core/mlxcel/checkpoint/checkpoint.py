@@ -20,12 +20,12 @@ class Checkpoint:
     Attributes:
         path: Its folder.
         config: What its ``config.json`` says.
-        tensors: Every tensor of its weight files by name; once a family has opened it, only
-            those that the model uses.
-        loaded: The same as they are in memory, where a family says that loading changes them.
+        tensors: Every tensor of its weight files by name.
         files: The weight files, sorted by name.
         notices: One line each that a user should read.
         quantization: How modules are packed; None for plain weights.
+        loaded: The tensors that the model uses, as they are in memory. Only a family knows;
+            until one has opened the checkpoint, they are all and as in the files.
     """
 
     path: Path

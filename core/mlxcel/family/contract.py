@@ -98,7 +98,7 @@ class Family:
     def open(self, path: Path) -> Checkpoint:
         """The checkpoint at ``path`` as this family reads it; only headers are read.
 
-        Its config is settled, and tensors that are :attr:`Part.UNUSED` are left out.
+        Its config is settled, and ``loaded`` holds what is not :attr:`Part.UNUSED`.
 
         Raises:
             CheckpointError: Anything about it is missing, malformed or contradictory.
@@ -110,7 +110,7 @@ class Family:
             for name, header in checkpoint.tensors.items()
             if self.place(name, config).part is not Part.UNUSED
         }
-        return attrs.evolve(checkpoint, config=config, tensors=used, loaded=self.loaded(used))
+        return attrs.evolve(checkpoint, config=config, loaded=self.loaded(used))
 
     def settle(self, config: ModelConfig, tensors: Collection[str]) -> ModelConfig:
         """``config`` corrected by what the checkpoint's ``tensors`` (their names) say."""

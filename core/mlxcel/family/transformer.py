@@ -167,7 +167,7 @@ class TransformerStage:
         return f"{self._prefix}{own}.{rest}" if 0 <= own < len(self.layers) else None
 
     def parameter_groups(self) -> Iterator[list[mx.array]]:
-        """The parameters to evaluate together: the ends first, then layer by layer."""
+        """The parameters in the order of loading: the ends first, then layer by layer."""
         flat = flat_parameters(self.model)
         yield [value for name, value in flat.items() if not name.startswith(self._prefix)]
         for layer in self.layers:

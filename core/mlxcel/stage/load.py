@@ -2,7 +2,7 @@
 
 ``mx.load`` is lazy, and so is building a model: until :func:`evaluate` touches a
 parameter, neither costs memory. So ``sanitize`` can run over the map of the *whole*
-checkpoint, which makes expert stacking, splits and renames the same on every stage, and
+model, which makes expert stacking, splits and renames the same on every stage, and
 still a stage never reads another stage's bytes.
 """
 
@@ -49,7 +49,7 @@ def load_stage(
     """
     stage_class = family.stage_class()
     model = _build(stage_class, checkpoint)
-    weights = _sanitize(stage_class, model, _read(checkpoint), checkpoint)
+    weights = _sanitize(stage_class, model, _read(checkpoint, family), checkpoint)
     packing = _packing(model, weights, checkpoint)
     tensors: Tensors = {**weights}
     if dequantize:
@@ -72,13 +72,17 @@ def load_stage(
 
 
 def evaluate(stage: TransformerStage, progress: Progress) -> None:
-    """Read the parameters group by group, so that the peak is one group above the sum."""
+    """Read the parameters one by one, so that the peak is one of them above the sum.
+
+    That one counts twice where it is put together from several tensors or cast.
+    """
     total, done = stage.nbytes(), 0
     for group in stage.parameter_groups():
-        mx.eval(group)
-        # Without this, buffers of the casts stay in MLX's cache and count as this stage's.
-        mx.clear_cache()
-        done += sum(value.nbytes for value in group)
+        for value in group:
+            mx.eval(value)
+            # Without this, what it was made of stays in MLX's cache and counts as this stage's.
+            mx.clear_cache()
+            done += value.nbytes
         progress(done, total)
 
 
@@ -95,11 +99,17 @@ def _build(stage_class: type[TransformerStage], checkpoint: Checkpoint) -> nn.Mo
         ) from error
 
 
-def _read(checkpoint: Checkpoint) -> Weights:
+def _read(checkpoint: Checkpoint, family: Family) -> Weights:
+    """The tensors that the model uses, none of them evaluated."""
+    used = {
+        name: header
+        for name, header in checkpoint.tensors.items()
+        if family.place(name, checkpoint.config).part is not Part.UNUSED
+    }
     weights: Weights = {}
-    for file in checkpoint.files:
+    for file in sorted({header.file for header in used.values()}):
         for name, value in cast(Weights, mx.load(str(file))).items():
-            if (header := checkpoint.tensors.get(name)) and header.file == file:
+            if name in used and used[name].file == file:
                 weights[name] = value
     settings = checkpoint.quantization
     if settings is not None and settings.method in ("awq", "gptq"):

@@ -9,6 +9,7 @@ boundary proves each of them at once.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -21,9 +22,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from mlxcel.engine.slot import Request, Work, prompt_work, token_tensor
+from mlxcel.errors import PartitionError
 from mlxcel.family.contract import Family
 from mlxcel.family.transformer import flat_parameters
-from mlxcel.partition.ranges import legal_cuts
+from mlxcel.partition.ranges import legal_cuts, validate_ranges
 from mlxcel.pipeline.operations import Extend, Filter, Merge, Operation
 from mlxcel.stage.arrays import from_wire, to_wire
 from mlxcel.stage.batch import BatchTable
@@ -106,6 +108,32 @@ def every_cut(path: Path, family: Family) -> tuple[range, ...]:
     config = family.open(path).config
     bounds = [0, *legal_cuts(config.num_layers, family.adjacency(config)), config.num_layers]
     return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
+
+
+def drawn_cut(path: Path, family: Family, stages: int, seed: int) -> tuple[range, ...]:
+    """``stages`` stages whose legal boundaries are drawn, the same ones for the same ``seed``."""
+    pieces = every_cut(path, family)
+    starts = [piece.start for piece in pieces[1:]]
+    cuts = sorted(random.Random(seed).sample(starts, stages - 1))
+    bounds = [0, *cuts, pieces[-1].stop]
+    return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
+
+
+def check_illegal_cuts(path: Path, family: Family) -> list[str]:
+    """The boundaries that divide a group and are not refused with its source and consumer."""
+    config = family.open(path).config
+    groups, layers = family.adjacency(config), config.num_layers
+    wrong = []
+    for cut in set(range(1, layers)) - set(legal_cuts(layers, groups)):
+        try:
+            validate_ranges((range(cut), range(cut, layers)), layers, groups)
+        except PartitionError as error:
+            named = [f"source layer {g.start} and consumer layer {g.end - 1}" for g in groups]
+            if not any(name in str(error) for name in named):
+                wrong.append(f"cut at layer {cut}: {error}")
+        else:
+            wrong.append(f"cut at layer {cut}: accepted")
+    return wrong
 
 
 def differences(whole: Model, split: Model, scene: Scene) -> Iterator[str]:

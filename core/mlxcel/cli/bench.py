@@ -1,0 +1,60 @@
+"""``mlxcel bench``: measure speed as ratios to a reference run in turn."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from mlxcel.errors import UsageError
+
+
+def add_parser(subparsers: Any) -> None:
+    """The flags of ``mlxcel bench …``."""
+    bench = subparsers.add_parser(
+        "bench", help="measure speed against a reference; let nothing else run beside it"
+    )
+    kinds = bench.add_subparsers(dest="kind", metavar="KIND", required=True)
+    pipeline = kinds.add_parser("pipeline", help="stages against mlx-lm on the same prompts")
+    pipeline.add_argument("-m", "--model", required=True, type=Path, metavar="DIR")
+    pipeline.add_argument("--pairs", type=int, default=5, help="interleaved pairs a case (5)")
+    pipeline.add_argument("--tokens", type=int, default=16, help="tokens decoded a request (16)")
+    pipeline.add_argument("--prompt", type=int, default=192, help="tokens of a long prompt (192)")
+    pipeline.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="cases whose name has TEXT"
+    )
+    pipeline.add_argument("--json", action="store_true", help="one JSON object a line")
+    bench.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the bench; a row is reported as soon as it is measured."""
+    from mlxcel.bench import pipeline
+
+    for flag in ("pairs", "tokens", "prompt"):
+        least = 4 if flag == "tokens" else 1
+        if getattr(args, flag) < least:
+            raise UsageError(
+                f"--{flag} {getattr(args, flag)} is too few.", f"Give {least} or more."
+            )
+    settings = pipeline.Settings(args.pairs, args.tokens, args.prompt)
+    chosen = [
+        case
+        for case in pipeline.cases(args.model, settings)
+        if not args.only or any(text in case.name for text in args.only)
+    ]
+    if not chosen:
+        raise UsageError("--only matches no case.", "Leave it out to see all names.")
+    rows = []
+    for row in pipeline.run(chosen, settings):
+        rows.append(row)
+        print(f"{row.name}: {row.comparison.ratio.median:.2f}", file=sys.stderr)
+        if args.json:
+            print(json.dumps(attrs.asdict(row)), flush=True)
+    if not args.json:
+        print(pipeline.markdown(rows))
+    return 0

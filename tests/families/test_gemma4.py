@@ -1,0 +1,193 @@
+"""The Gemma 4 family: per-layer inputs, shared keys and values, experts, a second tower."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxcel.checkpoint.config import ModelConfig, read_config
+from mlxcel.errors import PartitionError
+from mlxcel.family import Family, Part
+from mlxcel.family.choose import choose_family
+from mlxcel.family.transformer import flat_parameters
+from mlxcel.partition.ranges import legal_cuts, parse_ranges, validate_ranges
+from mlxcel.plugins import Plugins
+from mlxcel.testing.split import (
+    Chain,
+    Scene,
+    Whole,
+    check_illegal_cuts,
+    check_split,
+    differences,
+    drawn_cut,
+    every_cut,
+)
+
+Tiny = Callable[..., Path]
+FamilyOf = Callable[[Path], Family]
+
+RAGGED = Scene((17, 5, 11))
+SHARING = ("gemma4", "gemma4_text", "gemma4_vlm")
+every_checkpoint = pytest.mark.parametrize(
+    ("name", "quantize"), list(itertools.product([*SHARING, "gemma4_moe"], [None, "4:32"]))
+)
+
+
+def sharing_config(tmp_path: Path, **settings: Any) -> ModelConfig:
+    """A config.json with nothing but what decides about sharing."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4_text", **settings}))
+    return read_config(tmp_path)
+
+
+@pytest.fixture
+def gemma4(plugins: Plugins) -> Family:
+    family = plugins.load("family", "gemma4")
+    assert isinstance(family, Family)
+    return family
+
+
+@every_checkpoint
+def test_split_at_every_legal_layer(
+    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None
+) -> None:
+    """Cut at every legal boundary, every logit is the whole model's to the last bit."""
+    path = tiny(name, quantize=quantize)
+    family = family_of(path)
+    assert len(every_cut(path, family)) == (3 if name in SHARING else 6)
+    assert check_split(path, family) == []
+
+
+@every_checkpoint
+def test_split_in_other_ways(
+    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None
+) -> None:
+    """So is every partition into fewer stages."""
+    path = tiny(name, quantize=quantize)
+    family = family_of(path)
+    cuts = [(range(1), range(1, 8)), (range(2), range(2, 8))]
+    if name not in SHARING:
+        cuts = [drawn_cut(path, family, 3, seed) for seed in range(2)]
+    for ranges in cuts:
+        assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
+
+
+def test_split_in_bfloat16(tiny: Tiny, family_of: FamilyOf) -> None:
+    """Half precision is no less identical."""
+    path = tiny("gemma4", dtype="bfloat16")
+    assert check_split(path, family_of(path)) == []
+
+
+@pytest.mark.parametrize("name", [*SHARING, "gemma4_moe"])
+def test_illegal_cuts(tiny: Tiny, family_of: FamilyOf, name: str) -> None:
+    """A boundary between a layer and one that reads its keys and values is refused."""
+    path = tiny(name)
+    family = family_of(path)
+    assert check_illegal_cuts(path, family) == []
+    config = family.open(path).config
+    legal = legal_cuts(config.num_layers, family.adjacency(config))
+    assert legal == ((1, 2) if name in SHARING else (1, 2, 3, 4, 5))
+
+
+def test_the_shape_of_e2b(tmp_path: Path, gemma4: Family) -> None:
+    """35 layers, the last 20 shared, every fifth global: stages may begin at 1 to 13 only."""
+    config = sharing_config(
+        tmp_path, num_hidden_layers=35, num_kv_shared_layers=20, sliding_window_pattern=5
+    )
+    groups = gemma4.adjacency(config)
+    assert legal_cuts(35, groups) == tuple(range(1, 14))
+    validate_ranges(parse_ranges("0-12,13-34"), 35, groups)
+    with pytest.raises(PartitionError) as caught:
+        validate_ranges(parse_ranges("0-13,14-34"), 35, groups)
+    assert "source layer 13 and consumer layer" in str(caught.value)
+    assert "reads the keys and values of layer 13 (sliding_attention)" in str(caught.value)
+    assert "begin a stage at layer 13." in str(caught.value)
+
+
+def test_sharing_by_layer_types(tmp_path: Path, gemma4: Family) -> None:
+    """A shared layer reads the last layer of its own kind that has keys and values."""
+    config = sharing_config(
+        tmp_path,
+        num_hidden_layers=6,
+        num_kv_shared_layers=2,
+        layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+        + ["sliding_attention", "full_attention"],
+    )
+    groups = gemma4.adjacency(config)
+    assert [(group.start, group.end) for group in groups] == [(3, 5), (2, 6)]
+
+
+def test_nothing_shared(tmp_path: Path, gemma4: Family) -> None:
+    """The large models may be cut anywhere."""
+    config = sharing_config(tmp_path, num_hidden_layers=30, num_kv_shared_layers=0)
+    assert gemma4.adjacency(config) == ()
+
+
+def test_what_crosses_the_boundary(tiny: Tiny, family_of: FamilyOf) -> None:
+    """The per-layer inputs of the layers that are still to come, and nothing behind the last."""
+    path = tiny("gemma4")
+    first, last = Chain(path, family_of(path), [range(2), range(2, 8)]).stages
+    payload = first({"tokens": mx.array([[1, 2, 3]])}, first.make_caches())
+    assert {name: value.shape for name, value in payload.items()} == {
+        "h": (1, 3, 64),
+        "per_layer": (1, 3, 6, 64),
+    }
+    assert set(last(payload, last.make_caches())) == {"h"}
+
+
+def test_forgotten_per_layer_inputs_are_found(tiny: Tiny, family_of: FamilyOf) -> None:
+    """The check fails where it should: inputs of the wrong layers show in the logits."""
+    path = tiny("gemma4")
+    family = family_of(path)
+
+    class Shifted(family.stage_class()):  # type: ignore[misc]
+        def run(self, payload: Any, caches: Any) -> Any:
+            out = super().run(payload, caches)
+            if "per_layer" in out:
+                out["per_layer"] = mx.roll(out["per_layer"], 1, axis=2)
+            return out
+
+    class Wrong(type(family)):  # type: ignore[misc]
+        def stage_class(self) -> Any:
+            return Shifted
+
+    assert check_split(path, Wrong(), scenes=[Scene((5,), steps=1)]) != []
+
+
+def test_the_vision_tower_is_never_read(tiny: Tiny, family_of: FamilyOf, plugins: Plugins) -> None:
+    """A checkpoint with a vision_config runs as its text tower, whose logits are gemma4's."""
+    path = tiny("gemma4_vlm")
+    name, family = choose_family(read_config(path), plugins)
+    assert name == "gemma4_vlm"
+    checkpoint = family.open(path)
+    places = {name: family.place(name, checkpoint.config).part for name in checkpoint.tensors}
+    tower = {name for name in places if "vision" in name}
+    assert tower
+    assert {places[name] for name in tower} == {Part.UNUSED}
+    chain = Chain(path, family, every_cut(path, family))
+    for stage in chain.stages:
+        parameters = flat_parameters(stage.model)
+        assert not [name for name in parameters if "vision" in name]
+        assert not any(mx.isnan(value).any().item() for value in parameters.values())
+    assert list(differences(Whole(tiny("gemma4"), family), chain, RAGGED)) == []
+
+
+def test_unused_keys_and_values_are_never_read(tiny: Tiny, family_of: FamilyOf) -> None:
+    """Layers that share another's keys and values hold none, though the file has some."""
+    path = tiny("gemma4")
+    family = family_of(path)
+    checkpoint = family.open(path)
+    unused = {
+        name
+        for name in checkpoint.tensors
+        if family.place(name, checkpoint.config).part is Part.UNUSED
+    }
+    assert len(unused) == 4 * 3
+    [stage] = Chain(path, family, [range(8)]).stages
+    own = {name.rpartition(".")[0] for name in flat_parameters(stage.model) if "k_proj" in name}
+    assert {name.split(".")[-3] for name in own} == {"0", "1", "2", "3"}
