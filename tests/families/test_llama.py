@@ -91,19 +91,20 @@ def test_sliding_layers_matter(tiny: Tiny, family_of: FamilyOf) -> None:
 
 
 def test_a_wrong_mask_is_found(tiny: Tiny, family_of: FamilyOf) -> None:
-    """The check fails where it should: layers that share a mask of the wrong kind are reported."""
+    """The check fails where it should: a window that is too short is reported."""
     path = tiny("llama_sliding")
     family = family_of(path)
 
-    class Forgetful(family.stage_class()):  # type: ignore[misc]
+    class ShortSighted(family.stage_class()):  # type: ignore[misc]
         def mask_of(self, index: int, layer: Any) -> Mask:
-            return Mask("full")
+            right: Mask = super().mask_of(index, layer)
+            return right if right.window is None else Mask("sliding", right.window // 2)
 
     class Wrong(type(family)):  # type: ignore[misc]
         def stage_class(self) -> Any:
-            return Forgetful
+            return ShortSighted
 
-    found = check_split(path, Wrong(), [range(6)], scenes=[Scene((17,)), RAGGED])
+    found = check_split(path, Wrong(), scenes=[Scene((17,)), RAGGED])
     assert any("Scene(lengths=(17,)" in difference for difference in found)
     assert any("Scene(lengths=(17, 5, 11)" in difference for difference in found)
 

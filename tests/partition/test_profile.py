@@ -119,6 +119,51 @@ def test_quantized_matrices_count_their_weights(tmp_path: Path) -> None:
     assert profile.head_work == 10 * 128
 
 
+def test_dequantized_bytes_are_those_of_plain_float32(tmp_path: Path) -> None:
+    """Dequantized, a packed matrix takes 4 bytes a weight and its scales and biases nothing."""
+    packed = {
+        "model.layers.0.mlp.up_proj.weight": np.zeros((8, 16), np.uint32),  # 8 x 128 at 4 bits
+        "model.layers.0.mlp.up_proj.scales": np.zeros((8, 2), HALF),
+        "model.layers.0.mlp.up_proj.biases": np.zeros((8, 2), HALF),
+        "model.layers.0.mlp.up_proj.bias": np.zeros(8, HALF),
+        "model.layers.0.input_layernorm.weight": np.zeros(4, HALF),
+        "model.embed_tokens.weight": np.zeros((10, 32), np.uint32),  # 10 x 128 at 8 bits
+        "model.embed_tokens.scales": np.zeros((10, 4), HALF),
+        "model.embed_tokens.biases": np.zeros((10, 4), HALF),
+    }
+    model = checkpoint(
+        tmp_path,
+        packed,
+        num_hidden_layers=1,
+        tie_word_embeddings=True,
+        quantization={
+            "group_size": 64,
+            "bits": 4,
+            "model.embed_tokens": {"group_size": 32, "bits": 8},
+        },
+    )
+    profile = profile_checkpoint(model, Plain(), FLOAT32, dequantize=True)
+    as_stored = profile_checkpoint(model, Plain(), FLOAT32)
+    assert profile.layers[0].bytes == 4 * (8 * 128 + 8 + 4)
+    assert profile.embedding_bytes == profile.shared_bytes == 4 * 10 * 128
+    assert profile.total_bytes == 4 * (8 * 128 + 8 + 4) + 2 * 4 * 10 * 128
+    assert profile.layers[0].work == as_stored.layers[0].work
+
+
+def test_weights_packed_by_awq(tmp_path: Path) -> None:
+    """AutoAWQ's integers hold eight weights each, in rows of inputs."""
+    packed = {
+        "model.layers.0.mlp.up_proj.qweight": np.zeros((128, 2), np.int32),  # 128 x 16
+        "model.layers.0.mlp.up_proj.qzeros": np.zeros((1, 2), np.int32),
+        "model.layers.0.mlp.up_proj.scales": np.zeros((1, 16), HALF),
+    }
+    model = checkpoint(
+        tmp_path, packed, num_hidden_layers=1, quantization_config={"quant_method": "awq"}
+    )
+    profile = profile_checkpoint(model, Plain(), FLOAT32, dequantize=True)
+    assert profile.layers == (LayerProfile(bytes=4 * 128 * 16, work=128 * 16),)
+
+
 def test_experts_work_as_often_as_they_are_chosen(tmp_path: Path) -> None:
     """With 2 of 8 experts per token, an expert matrix works a quarter; its bytes all count."""
     tensors = {"model.layers.0.mlp.switch_mlp.up_proj.weight": np.zeros((8, 4, 4), HALF)}

@@ -65,7 +65,7 @@ def choose_dtype(
         half = requested in ("bfloat16", "float16")
         if experts & _HALF if as_stored else experts and half:
             problem = _EXPERTS
-        elif _is_quantized(checkpoint) and (activations & _HALF if as_stored else half):
+        elif is_quantized(checkpoint) and (activations & _HALF if as_stored else half):
             problem = _SLOW
     if problem is not None and requested == "auto":
         return DtypeChoice("float32", f"activations: float32, not {stored} as stored: {problem}")
@@ -93,6 +93,12 @@ def stored_bytes(header: TensorHeader, choice: DtypeChoice, casts: bool) -> int:
     return math.prod(header.shape) * _ITEMSIZE[choice.cast]
 
 
+def is_quantized(checkpoint: Checkpoint) -> bool:
+    """Whether MLX multiplies with packed weights: MLX's own, or a format it reads as its own."""
+    packed = checkpoint.quantization is not None and checkpoint.quantization.mode is not None
+    return packed or any(name.endswith(".scales") for name in checkpoint.loaded)
+
+
 def _activation_dtypes(checkpoint: Checkpoint) -> set[str]:
     """The floating types of the norms, which activations follow; without norms, of all tensors."""
     floating = [tensor for tensor in checkpoint.loaded.values() if tensor.dtype in _NAMES]
@@ -109,9 +115,3 @@ def _plain_expert_dtypes(checkpoint: Checkpoint) -> set[str]:
         and _EXPERT_WEIGHT.search(name)
         and f"{name.removesuffix('.weight')}.scales" not in checkpoint.loaded
     }
-
-
-def _is_quantized(checkpoint: Checkpoint) -> bool:
-    """Whether MLX multiplies with packed weights: MLX's own, or a format it reads as its own."""
-    packed = checkpoint.quantization is not None and checkpoint.quantization.mode is not None
-    return packed or any(name.endswith(".scales") for name in checkpoint.loaded)

@@ -234,6 +234,7 @@ def _requests(args: argparse.Namespace, model: LocalModel, prompts: Sequence[str
         tokens = _encode(args, model, text)
         if not tokens:
             raise UsageError(f"Prompt {index} is empty.", "Give at least one character.")
+        model.check_tokens(tokens)
         requests.append(Request(index, tuple(tokens), args.max_tokens, sampling))
     return requests
 

@@ -49,7 +49,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     except MlxcelError as error:
         if isinstance(error, PluginError) and error.__cause__ and is_strict():
             traceback.print_exception(error.__cause__)
-        print(f"mlxcel: error: {error}", file=sys.stderr)
+        print(f"mlxcel: error: {_one_line(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -58,3 +58,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
+
+
+def _one_line(error: MlxcelError) -> str:
+    """The text of ``error``; what others said within it may have had several lines."""
+    return " ".join(line.strip() for line in str(error).splitlines() if line.strip())

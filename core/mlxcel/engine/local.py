@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,16 @@ import attrs
 from mlxcel.checkpoint.checkpoint import Checkpoint
 from mlxcel.checkpoint.config import read_config
 from mlxcel.checkpoint.dtype import DtypeChoice, choose_dtype
+from mlxcel.checkpoint.weights_mode import WeightsChoice, available_memory, choose_weights
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
-from mlxcel.errors import UnsupportedError
+from mlxcel.errors import CheckpointError, UnsupportedError
 from mlxcel.family.choose import choose_family
+from mlxcel.family.contract import Family
 from mlxcel.observe.events import StageLoaded, StageStopped
 from mlxcel.partition.balance import BalanceBy
+from mlxcel.partition.consistency import oddities
 from mlxcel.partition.plan import Plan, make_plan
+from mlxcel.partition.profile import profile_checkpoint
 from mlxcel.pipeline.link import Link, WireLink
 from mlxcel.pipeline.pipeline import OnProgress
 from mlxcel.pipeline.processes import ProcessPipeline
@@ -38,6 +42,7 @@ class LocalModel:
     checkpoint: Checkpoint
     family: str
     dtype: DtypeChoice
+    weights: WeightsChoice
     plan: Plan
     tokenizer: Tokenizer
     plugins: Plugins
@@ -55,6 +60,7 @@ class LocalModel:
                 stage.layer_range.start,
                 stage.layer_range.stop,
                 self.dtype.cast,
+                self.weights.dequantize,
             )
             for stage in stages
         )
@@ -62,7 +68,23 @@ class LocalModel:
     @property
     def notices(self) -> tuple[str, ...]:
         """One line each for what the user should know before anything loads."""
-        return (*self.checkpoint.notices, self.dtype.notice)
+        found = (*self.checkpoint.notices, *oddities(self.checkpoint))
+        own = (self.dtype.notice, self.weights.notice)
+        return (*found, *(notice for notice in own if notice is not None))
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse token ids that the model's embedding has no row for.
+
+        Raises:
+            CheckpointError: The tokenizer is not this model's.
+        """
+        rows = self.checkpoint.config.get("vocab_size")
+        if isinstance(rows, int) and (highest := max(tokens, default=0)) >= rows:
+            raise CheckpointError(
+                self.checkpoint.path / "tokenizer.json",
+                f"makes the token id {highest}, but the model knows {rows} tokens.",
+                "Use the tokenizer that belongs to the weights.",
+            )
 
 
 def open_model(
@@ -73,8 +95,14 @@ def open_model(
     size: int | None = None,
     layers: str | None = None,
     by: BalanceBy = "bytes",
+    weights: str = "auto",
+    fast_blas: bool = False,
 ) -> LocalModel:
     """Read headers, choose family, dtype and stages; refuse what cannot run.
+
+    Args:
+        dtype, size, layers, by, weights: As the flags of ``mlxcel generate``.
+        fast_blas: Whether the stages will multiply with a fast BLAS.
 
     Raises:
         CheckpointError: The folder does not hold a readable checkpoint and tokenizer.
@@ -88,10 +116,34 @@ def open_model(
             "Choose a model of a family that runs; `mlxcel plugins` lists what is installed.",
         )
     checkpoint = family.open(path)
-    choice = choose_dtype(checkpoint, dtype, _device())
-    plan = make_plan(checkpoint, family, choice, plugins, size=size, layers=layers, by=by)
+    mode = choose_weights(
+        checkpoint,
+        weights,
+        dtype=dtype,
+        device=_device(),
+        fast_blas=fast_blas,
+        plain_bytes=_plain_bytes(checkpoint, family),
+        memory_bytes=available_memory(),
+    )
+    choice = choose_dtype(checkpoint, "float32" if mode.dequantize else dtype, _device())
+    plan = make_plan(
+        checkpoint,
+        family,
+        choice,
+        plugins,
+        dequantize=mode.dequantize,
+        size=size,
+        layers=layers,
+        by=by,
+    )
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.config)
-    return LocalModel(checkpoint, name, choice, plan, tokenizer, plugins)
+    return LocalModel(checkpoint, name, choice, mode, plan, tokenizer, plugins)
+
+
+def _plain_bytes(checkpoint: Checkpoint, family: Family) -> int:
+    """What the stages hold in all with dequantized weights, and so everything in float32."""
+    float32 = DtypeChoice("float32", "")
+    return profile_checkpoint(checkpoint, family, float32, dequantize=True).total_bytes
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What each part of a model costs: bytes to hold it, multiplications to run one token.
 
-Bytes are exact: they come from the safetensors headers, after the casts of ``--dtype``.
+Bytes are exact: they come from the safetensors headers, after the casts of ``--dtype`` and
+what ``--weights`` makes of packed matrices.
 Work counts the weights that one token is multiplied with, which is what decides the time
 of a step on a CPU; a token touches one row of the embedding, but the whole head.
 """
@@ -16,12 +17,14 @@ import attrs
 from mlxcel.checkpoint.dtype import stored_bytes
 from mlxcel.errors import CheckpointError
 from mlxcel.family.contract import Family, LayerAdjacencyGroup, Part
-from mlxcel.partition.ranges import format_ranges
+from mlxcel.partition.ranges import format_layers
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.checkpoint import Checkpoint
     from mlxcel.checkpoint.dtype import DtypeChoice
     from mlxcel.checkpoint.headers import TensorHeader
+
+_FLOAT32_BYTES = 4
 
 
 @attrs.frozen
@@ -53,9 +56,21 @@ class ModelProfile:
     groups: tuple[LayerAdjacencyGroup, ...] = ()
     shared_bytes: int = 0
 
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all stages together, if there are at least two."""
+        layers = sum(layer.bytes for layer in self.layers)
+        return layers + self.embedding_bytes + self.head_bytes
 
-def profile_checkpoint(checkpoint: Checkpoint, family: Family, dtype: DtypeChoice) -> ModelProfile:
+
+def profile_checkpoint(
+    checkpoint: Checkpoint, family: Family, dtype: DtypeChoice, *, dequantize: bool = False
+) -> ModelProfile:
     """Profile ``checkpoint`` as ``family`` places its tensors; only headers are read.
+
+    Args:
+        dtype: What ``--dtype`` came to.
+        dequantize: Whether packed matrices become plain float32 ones.
 
     Raises:
         CheckpointError: The checkpoint lacks layers that its config.json promises.
@@ -71,8 +86,12 @@ def profile_checkpoint(checkpoint: Checkpoint, family: Family, dtype: DtypeChoic
         place = family.place(name, config)
         if place.part is Part.UNUSED:
             continue
-        size = stored_bytes(header, dtype, family.casts(name))
-        weights = _weights(header, checkpoint)
+        packed = _packed_weights(header, checkpoint)
+        if dequantize and packed is not None:
+            size = packed * _FLOAT32_BYTES
+        else:
+            size = stored_bytes(header, dtype, family.casts(name))
+        weights = math.prod(header.shape) if packed is None else packed
         work = round(weights * family.touched(name, config))
         if place.part is Part.LAYER:
             assert place.layer is not None
@@ -94,7 +113,7 @@ def profile_checkpoint(checkpoint: Checkpoint, family: Family, dtype: DtypeChoic
         raise CheckpointError(
             checkpoint.path,
             f"config.json promises {config.num_layers} layers, but there are no tensors of "
-            f"layers {_numbers(missing)}.",
+            f"layers {format_layers(missing)}.",
             "Fetch the missing weight files, or correct num_hidden_layers.",
         )
     return ModelProfile(
@@ -108,15 +127,21 @@ def profile_checkpoint(checkpoint: Checkpoint, family: Family, dtype: DtypeChoic
     )
 
 
-def _weights(header: TensorHeader, checkpoint: Checkpoint) -> int:
-    """How many weights a tensor stands for; a quantized matrix is counted at its ``.weight``."""
+def _packed_weights(header: TensorHeader, checkpoint: Checkpoint) -> int | None:
+    """How many weights are packed in this part of a quantized matrix; None if it is not one.
+
+    All count at the matrix's ``.weight``, none at its scales and biases.
+    """
     module, _, leaf = header.name.rpartition(".")
     tensors: Mapping[str, TensorHeader] = checkpoint.loaded
+    if f"{module}.qweight" in tensors:  # AutoAWQ and GPTQ: 4 bits, eight in an integer
+        parts = {"qweight": 8 * math.prod(header.shape), "qzeros": 0, "scales": 0}
+        return parts.get(leaf)
     scales = tensors.get(f"{module}.scales")
     if scales is None or f"{module}.weight" not in tensors:
-        return math.prod(header.shape)
+        return None
     if leaf != "weight":
-        return 0 if leaf in ("scales", "biases") else math.prod(header.shape)
+        return 0 if leaf in ("scales", "biases", "global_scale") else None
     quantization = checkpoint.quantization and checkpoint.quantization.for_path(module)
     if not quantization:
         # config.json does not say; the loader will read it off the model. Most are 4 bits.
@@ -132,14 +157,3 @@ def _is_table(name: str, part: Part) -> bool:
     """Whether a token looks up one row of this tensor instead of multiplying with it."""
     module = name.rpartition(".")[0].rpartition(".")[2]
     return part is Part.TABLE or module.startswith("embed_tokens")
-
-
-def _numbers(layers: list[int]) -> str:
-    """``[0, 1, 2, 7]`` as ``0-2,7``."""
-    runs: list[range] = []
-    for layer in layers:
-        if runs and runs[-1].stop == layer:
-            runs[-1] = range(runs[-1].start, layer + 1)
-        else:
-            runs.append(range(layer, layer + 1))
-    return format_ranges(runs)

@@ -39,6 +39,17 @@ def format_ranges(ranges: Iterable[range]) -> str:
     return ",".join(f"{r.start}" if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in ranges)
 
 
+def format_layers(layers: Iterable[int]) -> str:
+    """Ascending layer numbers in the form of :func:`format_ranges`: ``0-2,7``."""
+    runs: list[range] = []
+    for layer in layers:
+        if runs and runs[-1].stop == layer:
+            runs[-1] = range(runs[-1].start, layer + 1)
+        else:
+            runs.append(range(layer, layer + 1))
+    return format_ranges(runs)
+
+
 def legal_cuts(num_layers: int, groups: Sequence[LayerAdjacencyGroup]) -> tuple[int, ...]:
     """The layers, ascending, at which a stage after the first may begin."""
     return tuple(

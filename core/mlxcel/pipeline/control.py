@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import cattrs
-from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
-from mlxcel.errors import MlxcelError, WireError, WorkerFailed
+from mlxcel.errors import MlxcelError, WorkerFailed
 from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading
 from mlxcel.stage.contract import StageSpec
 from mlxcel.wire.frame import receive_frame, send_frame
+from mlxcel.wire.strict_json import strict_converter, structure
 
 MAX_CONTROL = 1 << 20
 
@@ -57,10 +57,8 @@ def receive_control(sock: socket.socket) -> Control | None:
     frame = receive_frame(sock, MAX_CONTROL)
     if frame is None:
         return None
-    try:
-        return cast(Control, _converter.structure(json.loads(bytes(frame)), cast(Any, Control)))
-    except (cattrs.BaseValidationError, ValueError, TypeError, LookupError) as error:
-        raise WireError(f"a control message: {type(error).__name__}: {error}") from error
+    message: Control = structure(_converter, frame, Control, "a control message")
+    return message
 
 
 def _error_out(error: BaseException) -> dict[str, Any]:
@@ -79,7 +77,7 @@ def _failed_in(value: dict[str, Any], _: Any) -> Failed:
 
 
 def _make_converter() -> cattrs.Converter:
-    converter = make_converter(forbid_extra_keys=True)
+    converter = strict_converter()
     converter.register_unstructure_hook(Path, str)
     converter.register_structure_hook(Path, lambda value, _: Path(value))
     converter.register_unstructure_hook_func(

@@ -144,22 +144,25 @@ class ProcessPipeline(WorkerPipeline):
     def _join(self, deadline: float) -> None:
         if any(worker.process.poll() not in (None, 0) for worker in self._workers):
             deadline = time.monotonic()  # one is gone, so the others will not hear of the Stop
-        for worker in self._workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
-        for worker in self._workers:
+        self._wait(deadline)
+        told = [worker for worker in self._workers if worker.control.fileno() >= 0]
+        for worker in told:
             _close(worker.control)  # tells a worker that has not ended to do so
-        grace = time.monotonic() + GRACE_SECONDS
+        if told:
+            self._wait(time.monotonic() + GRACE_SECONDS)
         for worker in self._workers:
-            try:
-                worker.process.wait(max(0.0, grace - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if worker.process.poll() is None:
                 worker.process.kill()
                 worker.process.wait()
             if worker.reader is not None:
                 worker.reader.join()
         if self._inbox is not None:
             self._inbox.close("the pipeline has stopped")
+
+    def _wait(self, deadline: float) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _how(worker: Worker) -> str:

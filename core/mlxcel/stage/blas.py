@@ -147,6 +147,8 @@ def _for_threads(requested: str, path: Path | None) -> BlasChoice:
 def _automatic() -> BlasChoice:
     _import_mlx()
     running = running_blas()
+    if running.path is None:
+        return BlasChoice({}, f"BLAS: {running}")
     if running.fast:
         return BlasChoice(ONE_THREAD, f"BLAS: {running}, one thread per stage", True)
     found = find_openblas()

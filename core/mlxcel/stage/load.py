@@ -8,7 +8,9 @@ still a stage never reads another stage's bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -22,6 +24,11 @@ from mlxcel.family.contract import Family, Part
 from mlxcel.family.transformer import TransformerStage, flat_parameters
 from mlxcel.stage.contract import Progress
 from mlxcel.stage.packed import Packed, take_packed, unpack
+
+# How Python names the first field that a config left out.
+_MISSING_FIELD = re.compile(
+    r"(?:Args|Config)\.__init__\(\) missing \d+ required positional arguments?: '(\w+)'"
+)
 
 Weights = dict[str, mx.array]
 Tensors = dict[str, mx.array | Packed]
@@ -91,6 +98,8 @@ def _build(stage_class: type[TransformerStage], checkpoint: Checkpoint) -> nn.Mo
     try:
         return stage_class.build_model(config)
     except Exception as error:
+        if missing := _MISSING_FIELD.search(str(error)):
+            config.require(missing[1])
         raise CheckpointError(
             config.path,
             f"no {config.model_type!r} model can be built from it "
@@ -108,7 +117,7 @@ def _read(checkpoint: Checkpoint, family: Family) -> Weights:
     }
     weights: Weights = {}
     for file in sorted({header.file for header in used.values()}):
-        for name, value in cast(Weights, mx.load(str(file))).items():
+        for name, value in _open(file).items():
             if name in used and used[name].file == file:
                 weights[name] = value
     settings = checkpoint.quantization
@@ -116,6 +125,17 @@ def _read(checkpoint: Checkpoint, family: Family) -> Weights:
         packing = {"bits": settings.bits, "group_size": settings.group_size}
         return compat.unpack_awq(weights, packing)
     return weights
+
+
+def _open(file: Path) -> Weights:
+    try:
+        return cast(Weights, mx.load(str(file)))
+    except RuntimeError as error:
+        raise CheckpointError(
+            file,
+            f"MLX cannot read it ({error}).",
+            "Get the weights in another type, or convert the original ones with mlx_lm.convert.",
+        ) from error
 
 
 def _sanitize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4, "U8": 1}
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U32": 4, "I32": 4, "U8": 1}
 
 
 @attrs.frozen

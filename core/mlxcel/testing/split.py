@@ -21,6 +21,7 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from mlxcel import compat
 from mlxcel.engine.slot import Request, Work, prompt_work, token_tensor
 from mlxcel.errors import PartitionError
 from mlxcel.family.contract import Family
@@ -46,10 +47,19 @@ class Chain:
     """A checkpoint in stages; between two of them the payload becomes bytes and back."""
 
     def __init__(
-        self, path: Path, family: Family, ranges: Iterable[range], dtype: str | None = None
+        self,
+        path: Path,
+        family: Family,
+        ranges: Iterable[range],
+        dtype: str | None = None,
+        *,
+        dequantize: bool = False,
     ) -> None:
         checkpoint = family.open(path)
-        self.stages = [load_stage(checkpoint, family, r.start, r.stop, dtype) for r in ranges]
+        self.stages = [
+            load_stage(checkpoint, family, r.start, r.stop, dtype, dequantize=dequantize)
+            for r in ranges
+        ]
         self.tables = [BatchTable(stage.make_caches) for stage in self.stages]
 
     def run(self, handle: int, work: Work) -> mx.array:
@@ -64,12 +74,16 @@ class Chain:
 
 
 class Whole:
-    """mlx-lm's own model in one piece; ``dtype`` as :class:`Chain` takes it."""
+    """mlx-lm's own model in one piece; ``dtype``, ``dequantize`` as :class:`Chain` takes them."""
 
-    def __init__(self, path: Path, family: Family, dtype: str | None = None) -> None:
-        self.model, _ = load_model(path)
+    def __init__(
+        self, path: Path, family: Family, dtype: str | None = None, *, dequantize: bool = False
+    ) -> None:
+        self.model, config = load_model(path)
         if dtype is not None:
             _cast(self.model, getattr(mx, dtype))
+        if dequantize:
+            self.model = _dequantized(self.model, compat.empty_model(config))
         self.table = BatchTable(lambda: list(make_prompt_cache(self.model)))
 
     def run(self, handle: int, work: Work) -> mx.array:
@@ -176,6 +190,7 @@ def check_split(
     ranges: Sequence[range] | None = None,
     *,
     dtype: str | None = None,
+    dequantize: bool = False,
     scenes: Sequence[Scene] = SCENES,
 ) -> list[str]:
     """All differences between a split and the whole; empty when the two are identical.
@@ -183,13 +198,16 @@ def check_split(
     Args:
         ranges: The stages; None cuts at every legal boundary.
         dtype: What both sides cast their floating parameters to.
+        dequantize: Whether both sides make packed weights plain float32 ones.
     """
     stages = every_cut(path, family) if ranges is None else ranges
     return [
         f"{scene}: {difference}"
         for scene in scenes
         for difference in differences(
-            Whole(path, family, dtype), Chain(path, family, stages, dtype), scene
+            Whole(path, family, dtype, dequantize=dequantize),
+            Chain(path, family, stages, dtype, dequantize=dequantize),
+            scene,
         )
     ]
 
@@ -214,3 +232,25 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
         )
     )
     mx.eval(flat_parameters(model))
+
+
+def _dequantized(model: nn.Module, plain: nn.Module) -> nn.Module:
+    """``plain``, an empty model of the same kind, with what the packed weights of ``model`` say."""
+    weights = flat_parameters(model)
+    for path, module in model.named_modules():
+        if "scales" in module:
+            for leaf in ("scales", "biases"):
+                weights.pop(f"{path}.{leaf}", None)
+            weights[f"{path}.weight"] = mx.dequantize(
+                module.weight,
+                module.scales,
+                module.get("biases"),
+                group_size=module.group_size,
+                bits=module.bits,
+                mode=module.mode,
+                dtype=mx.float32,
+            )
+    plain.load_weights(list(weights.items()))
+    plain.eval()
+    mx.eval(flat_parameters(plain))
+    return plain

@@ -16,20 +16,17 @@ the fields it knows, with exactly their types.
 from __future__ import annotations
 
 import json
-import math
 import struct
-from collections.abc import Callable
-from typing import Any, get_args
 
 import attrs
 import cattrs
-from cattrs.preconf.json import make_converter
 from cattrs.strategies import configure_tagged_union
 
 from mlxcel.errors import WireError
 from mlxcel.pipeline.operations import Operation
 from mlxcel.pipeline.step import Message, Step, StepFailed, Stop, Tokens
 from mlxcel.wire import tensor as wire_tensor
+from mlxcel.wire.strict_json import strict_converter, structure
 from mlxcel.wire.tensor import MAX_BYTES, Buffer, WireTensor
 
 MAGIC = b"MLXP"
@@ -115,7 +112,10 @@ def decode(buffer: Buffer, *, max_bytes: int = MAX_BYTES) -> Message:
     offset = _PREFIX.size + length
     if offset > len(view):
         raise WireError("the data ends within a message's header")
-    header = _structure(view[_PREFIX.size : offset], cls)
+    what = "Step" if cls is StepHeader else cls.__name__
+    header: Header = structure(
+        _converter, view[_PREFIX.size : offset], cls, f"the header of a {what}"
+    )
 
     if not isinstance(header, StepHeader):
         message: Message = header
@@ -131,78 +131,12 @@ def decode(buffer: Buffer, *, max_bytes: int = MAX_BYTES) -> Message:
     return message
 
 
-def _structure(text: memoryview, cls: type[Header]) -> Header:
-    try:
-        fields = json.loads(str(text, "utf-8"))
-        return _converter.structure(fields, cls)
-    # cattrs lets a hook's own error through, whatever it is; this is all that JSON's
-    # values can provoke in the hooks below and in the generated ones.
-    except (
-        cattrs.BaseValidationError,
-        cattrs.ForbiddenExtraKeysError,
-        AttributeError,
-        LookupError,
-        OverflowError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        kind = "Step" if cls is StepHeader else cls.__name__
-        what = f"{type(error).__name__}: {error}"
-        raise WireError(f"the header of a {kind}: {what:.200}") from error
-
-
 def _make_converter() -> cattrs.Converter:
-    """A converter that takes every value as it is or not at all: ``"3"`` is no int."""
-    converter = make_converter(forbid_extra_keys=True, detailed_validation=False)
-    converter.register_structure_hook(bool, _exactly(bool))
-    converter.register_structure_hook(str, _exactly(str))
-    converter.register_structure_hook(int, _integer)
-    converter.register_structure_hook(float, _finite)
-    converter.register_structure_hook_factory(
-        lambda cls: getattr(cls, "__origin__", None) is tuple,
-        lambda cls: _items(get_args(cls)[0], converter),
-    )
+    converter = strict_converter()
     configure_tagged_union(
         Operation, converter, tag_generator=lambda cls: cls.__name__.lower(), tag_name="op"
     )
     return converter
-
-
-def _exactly(cls: type) -> Callable[[Any, Any], Any]:
-    def structure(value: Any, _: Any) -> Any:
-        if type(value) is not cls:
-            raise TypeError(f"{type(value).__name__} instead of {cls.__name__}")
-        return value
-
-    return structure
-
-
-def _integer(value: Any, _: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{type(value).__name__} instead of int")
-    if not -(1 << 63) <= value < 1 << 64:
-        raise ValueError("an integer of more than 64 bits")
-    return value
-
-
-def _finite(value: Any, _: Any) -> float:
-    if type(value) not in (int, float):
-        raise TypeError(f"{type(value).__name__} instead of float")
-    if not math.isfinite(number := float(value)):
-        raise ValueError(f"{number} instead of a finite number")
-    return number
-
-
-def _items(item: Any, converter: cattrs.Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
-    hook = converter.get_structure_hook(item)
-
-    def structure(value: Any, _: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
-            raise TypeError(f"{type(value).__name__} instead of list")
-        return tuple(hook(element, item) for element in value)
-
-    return structure
 
 
 _converter = _make_converter()

@@ -1,0 +1,88 @@
+"""Whether config.json and the weight files belong together, as far as headers can tell.
+
+What only the model's own class knows (names and shapes of every tensor) is checked at load;
+this comes first, before anything is loaded or any worker started.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mlxcel.checkpoint.config import CONFIG_FILE
+from mlxcel.errors import CheckpointError
+from mlxcel.family.contract import Family, Part
+from mlxcel.partition.ranges import format_layers
+
+if TYPE_CHECKING:
+    from mlxcel.checkpoint.checkpoint import Checkpoint
+
+_LAYER = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
+
+
+def check_consistency(checkpoint: Checkpoint, family: Family) -> None:
+    """Refuse a checkpoint whose parts contradict each other.
+
+    Raises:
+        CheckpointError: The output projection is missing, or tensors are packed and
+            config.json does not say how.
+    """
+    _check_head(checkpoint, family)
+    _check_packed(checkpoint)
+
+
+def oddities(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """One line each for what a user should know although the checkpoint works."""
+    config = checkpoint.config
+    notices = []
+    layers = {int(match[1]) for name in checkpoint.tensors if (match := _LAYER.match(name))}
+    beyond = sorted(layer for layer in layers if layer >= config.num_layers)
+    draft_layers = config.get("num_nextn_predict_layers", 0)  # these stand behind the last one
+    if not isinstance(draft_layers, int) or len(beyond) > draft_layers:
+        notices.append(
+            f"{checkpoint.path}: the weights of layers {format_layers(beyond)} are ignored: "
+            f"{CONFIG_FILE} describes {config.num_layers} layers"
+        )
+    if checkpoint.quantization is not None:
+        modules = {name.rpartition(".")[0] for name in checkpoint.tensors}
+        if unused := checkpoint.quantization.unused(modules):
+            notices.append(
+                f"{config.path}: quantization settings that fit no tensor are ignored: "
+                f"{', '.join(unused)}"
+            )
+    return tuple(notices)
+
+
+def _check_head(checkpoint: Checkpoint, family: Family) -> None:
+    """The head is the only matrix behind the last layer; a norm has one dimension."""
+    config = checkpoint.config
+    if family.tied(config) or any(
+        len(header.shape) >= 2 and family.place(name, config).part is Part.HEAD
+        for name, header in checkpoint.loaded.items()
+    ):
+        return
+    raise CheckpointError(
+        checkpoint.path,
+        f"{CONFIG_FILE} says that the output projection is a matrix of its own "
+        f"(tie_word_embeddings is false), but the weight files hold none.",
+        f"Fetch the missing weight file; if the model is tied, set tie_word_embeddings to true "
+        f"in {CONFIG_FILE}.",
+    )
+
+
+def _check_packed(checkpoint: Checkpoint) -> None:
+    """Only config.json says in what groups and with how many bits a matrix was packed."""
+    if checkpoint.quantization is not None:
+        return
+    packed = [
+        name
+        for name in checkpoint.loaded
+        if name.endswith(".scales") and f"{name.removesuffix('scales')}weight" in checkpoint.loaded
+    ]
+    if packed:
+        raise CheckpointError(
+            checkpoint.config.path,
+            f"has no quantization settings, but {len(packed)} matrices of the weight files are "
+            f"quantized ({packed[0]}).",
+            f"Use the {CONFIG_FILE} that belongs to the weights.",
+        )

@@ -1,0 +1,86 @@
+"""JSON from a peer, taken exactly as it should be or not at all: ``"3"`` is no number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import cattrs
+from cattrs.preconf.json import make_converter
+
+from mlxcel.errors import WireError
+
+
+def strict_converter() -> cattrs.Converter:
+    """A converter that accepts only known fields, each with exactly its type."""
+    converter = make_converter(forbid_extra_keys=True, detailed_validation=False)
+    converter.register_structure_hook(bool, _exactly(bool))
+    converter.register_structure_hook(str, _exactly(str))
+    converter.register_structure_hook(int, _integer)
+    converter.register_structure_hook(float, _finite)
+    converter.register_structure_hook_factory(
+        lambda cls: getattr(cls, "__origin__", None) is tuple,
+        lambda cls: _items(get_args(cls)[0], converter),
+    )
+    return converter
+
+
+def structure(converter: cattrs.Converter, text: memoryview, cls: Any, what: str) -> Any:
+    """The object of class ``cls`` that the JSON ``text`` describes.
+
+    Raises:
+        WireError: It describes none; ``what`` names it in the error.
+    """
+    try:
+        return converter.structure(json.loads(str(text, "utf-8")), cls)
+    # cattrs lets a hook's own error through, whatever it is; this is all that JSON's
+    # values can provoke in the hooks below and in the generated ones.
+    except (
+        cattrs.BaseValidationError,
+        cattrs.ForbiddenExtraKeysError,
+        AttributeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise WireError(f"{what}: {type(error).__name__}: {error!s:.200}") from error
+
+
+def _exactly(cls: type) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) is not cls:
+            raise TypeError(f"{type(value).__name__} instead of {cls.__name__}")
+        return value
+
+    return structure
+
+
+def _integer(value: Any, _: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} instead of int")
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("an integer of more than 64 bits")
+    return value
+
+
+def _finite(value: Any, _: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{type(value).__name__} instead of float")
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{number} instead of a finite number")
+    return number
+
+
+def _items(item: Any, converter: cattrs.Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
+    hook = converter.get_structure_hook(item)
+
+    def structure(value: Any, _: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise TypeError(f"{type(value).__name__} instead of list")
+        return tuple(hook(element, item) for element in value)
+
+    return structure

@@ -1,0 +1,102 @@
+"""Control messages between an engine and a worker process."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxcel.errors import CheckpointError, WireError, WorkerFailed
+from mlxcel.pipeline.control import Control, Job, receive_control, send_control
+from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading, Software
+from mlxcel.stage.contract import StageSpec
+from mlxcel.wire.frame import send_frame
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    a, b = socket.socketpair()
+    with a, b:
+        yield a, b
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Job(StageSpec(Path("folder"), "llama", 1, 3, 4, 8, "float32"), 6, 2.5, ("a", "b")),
+        Hello(1, 4711, Software({"mlx": "1.2", "BLAS": "wheel"})),
+        Loading(0, 10, 20),
+        Loaded(0, 20, 1.5),
+        Ended(2, 0.25, None, None),
+        Ended(2, 0.25, 1.0, 2.0),
+    ],
+)
+def test_messages_survive_the_way(pair: Pair, message: Control) -> None:
+    """Every message arrives equal to what was sent."""
+    send_control(pair[0], message)
+    assert receive_control(pair[1]) == message
+
+
+def test_errors_travel_as_words(pair: Pair) -> None:
+    """An error arrives with its kind, its text and its exit code, never as an object."""
+    error = CheckpointError(Path("model"), "is damaged.", "Download it again.")
+    send_control(pair[0], Failed(3, error))
+    failed = receive_control(pair[1])
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, WorkerFailed)
+    assert (failed.stage, failed.error.kind, failed.error.exit_code) == (3, "CheckpointError", 1)
+    assert str(failed.error) == "stage 3: model: is damaged. Download it again."
+
+
+def test_foreign_errors_say_their_type(pair: Pair) -> None:
+    """An error that is not mlxcel's own is told with the name of its type."""
+    send_control(pair[0], Failed(0, KeyError("gone")))
+    failed = receive_control(pair[1])
+    assert isinstance(failed, Failed)
+    assert str(failed.error) == "stage 0: KeyError: 'gone'"
+
+
+def test_the_end_of_the_peer_is_none(pair: Pair) -> None:
+    """A closed connection is the end, not an error."""
+    pair[0].close()
+    assert receive_control(pair[1]) is None
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["message", "stage", "error", "kind", "spec", "done", "software"])
+            | st.text(max_size=4),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(_JSON | st.fixed_dictionaries({"message": st.sampled_from(["Failed", "Job", "Hello"])}))
+def test_junk_is_a_wire_error(value: object) -> None:
+    """JSON that is no control message is refused as such, whatever it looks like."""
+    a, b = socket.socketpair()
+    with a, b:
+        send_frame(a, [json.dumps(value).encode()])
+        with pytest.raises(WireError):
+            receive_control(b)
+
+
+@pytest.mark.parametrize("junk", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_what_is_no_json_is_a_wire_error(pair: Pair, junk: bytes) -> None:
+    """Bytes that are no JSON are refused too."""
+    send_frame(pair[0], [junk])
+    with pytest.raises(WireError):
+        receive_control(pair[1])
