@@ -58,8 +58,8 @@ def answer(folder: Path, stages: int) -> Run:
 
     Both runs put one question into each micro-batch, so that every step has the same shape.
     """
-    model = open_model(folder, Plugins.discover(), size=stages, by="time")
     blas = choose_blas("auto", workers="process")
+    model = open_model(folder, Plugins.discover(), size=stages, by="time", fast_blas=blas.fast)
     requests = [
         Request(i, tuple(model.tokenizer.encode_chat([{"role": "user", "content": text}])), TOKENS)
         for i, text in enumerate(QUESTIONS)

@@ -128,6 +128,29 @@ def test_nothing_is_left_running(tiny: Tiny, own_plugins: Plugins) -> None:
     assert stage_threads() == []
 
 
+def test_what_went_wrong_first_is_told(
+    tiny: Tiny, own_plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that still hangs when the block has failed does not hide the failure."""
+    monkeypatch.setattr("mlxcel.pipeline.workers.GIVE_UP_SECONDS", 0.05)
+    gate = threading.Event()
+    own_plugins.register_default(Scripts(on_step=lambda step: gate.wait()))
+    model = open_model(tiny("llama"), own_plugins)
+
+    def interrupted() -> None:
+        with running(model, credits=2, timeout=60) as pipeline:
+            pipeline.submit(Step(0, 0, (), {"tokens": object()}))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    gate.set()
+    for thread in threading.enumerate():
+        if "mlxcel-stage" in thread.name:
+            thread.join(60)
+    assert stage_threads() == []
+
+
 def test_a_stage_that_cannot_load(tiny: Tiny, own_plugins: Plugins) -> None:
     """The block is never entered, the error is the stage's own, and nothing is left running."""
     error = CheckpointError(Path("model.safetensors"), "is broken.", "Get it again.")
@@ -158,8 +181,8 @@ def test_progress_comes_from_every_stage(tiny: Tiny, own_plugins: Plugins) -> No
 def test_a_family_that_cannot_run(site: Any, tiny: Tiny, tmp_path: Path) -> None:
     """A family that can only be planned is refused by name, before anything loads."""
     site.family("llama")
-    module = site.path / "fake_family_llama.py"
-    module.write_text(module.read_text().replace("plugin = Fake()", "Fake.runnable = False\nplugin = Fake()"))  # fmt: skip
+    with (site.path / "fake_family_llama.py").open("a") as module:
+        module.write("plugin.runnable = False\n")
     plugins = Plugins.discover(environ={}, entry_points=site.entry_points())
     with pytest.raises(UnsupportedError, match="'llama' can be planned but not run"):
         open_model(tiny("llama"), plugins)

@@ -39,7 +39,8 @@ TRAILERS = ("deepseek_v3_mtp", "deepseek_v3_mtp_counted")
 KINDS = {mx.float32: "F32", mx.bfloat16: "BF16", mx.uint8: "F8_E4M3", mx.uint32: "U32"}
 KINDS[mx.int32] = "I32"
 every_checkpoint = pytest.mark.parametrize(
-    ("name", "quantize"), list(itertools.product(["deepseek_v3", "deepseek_v3_noq"], [None, "4:32"]))
+    ("name", "quantize"),
+    list(itertools.product(["deepseek_v3", "deepseek_v3_noq"], [None, "4:32"])),
 )
 
 
@@ -190,7 +191,7 @@ def test_the_bias_of_the_router_is_not_cast(tiny: Tiny, family_of: FamilyOf) -> 
 
 
 def test_experts_in_half_precision(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a CPU plain bfloat16 experts become float32, with a notice; asked for, they are refused."""
+    """A CPU makes plain bfloat16 experts float32, with a notice; asked for, they are refused."""
     path = tiny("deepseek_v3", dtype="bfloat16")
     if mx.default_device().type == mx.DeviceType.gpu:
         pytest.skip("a GPU multiplies them")

@@ -119,12 +119,12 @@ def test_the_shape_of_e2b(tmp_path: Path, gemma4: Family) -> None:
 
 def test_sharing_by_layer_types(tmp_path: Path, gemma4: Family) -> None:
     """A shared layer reads the last layer of its own kind that has keys and values."""
+    full, sliding = "full_attention", "sliding_attention"
     config = sharing_config(
         tmp_path,
         num_hidden_layers=6,
         num_kv_shared_layers=2,
-        layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
-        + ["sliding_attention", "full_attention"],
+        layer_types=[full, sliding, full, sliding, sliding, full],
     )
     groups = gemma4.adjacency(config)
     assert [(group.start, group.end) for group in groups] == [(3, 5), (2, 6)]

@@ -91,8 +91,16 @@ def test_size_and_layers_disagree(make: Make, size: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"size": 0}, {"size": 7}, {"layers": "0-3"}, {"layers": "0-3,3-5"}, {"layers": "0-3,4-6"}]
-    + [{"layers": "0-3,5"}, {"layers": "3-5,0-2"}, {"layers": "x"}],
+    [
+        {"size": 0},
+        {"size": 7},
+        {"layers": "0-3"},
+        {"layers": "0-3,3-5"},
+        {"layers": "0-3,4-6"},
+        {"layers": "0-3,5"},
+        {"layers": "3-5,0-2"},
+        {"layers": "x"},
+    ],
 )
 def test_impossible_stages(make: Make, options: dict[str, Any]) -> None:
     """What does not tile the layers is refused."""

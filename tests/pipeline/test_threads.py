@@ -210,7 +210,7 @@ def test_a_dead_first_stage_is_named_at_submit() -> None:
     running.submit(step(0))
     dead.wait(60)
     running._threads[0].join(60)
-    with pytest.raises(StageError, match="stage 0 .* SystemExit: gone"):
+    with pytest.raises(StageError, match=r"stage 0 .* SystemExit: gone"):
         running.submit(step(1))
     running.stop()
 

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 
 from mlxcel.checkpoint.dtype import DtypeChoice
-from mlxcel.engine.local import open_model
+from mlxcel.engine.local import open_model, running
 from mlxcel.errors import CheckpointError
 from mlxcel.family.choose import choose_family
 from mlxcel.family.contract import Family
@@ -19,7 +19,6 @@ from mlxcel.family.transformer import flat_parameters
 from mlxcel.partition.profile import profile_checkpoint
 from mlxcel.plugins import Plugins
 from mlxcel.stage import packed
-from mlxcel.stage.build import FamilyExecutors, build_executor
 from mlxcel.stage.load import load_stage
 from mlxcel.stage.packed import BLOCK_BYTES, Packed
 from mlxcel.testing.split import check_split
@@ -111,16 +110,13 @@ def test_missing_biases(tiny: Callable[..., Path], altered: Any) -> None:
 
 def test_open_model_hands_it_on(tiny: Callable[..., Path]) -> None:
     """--weights dequantized reaches plan and stages, which hold what the plan says."""
-    plugins = Plugins.discover()
-    plugins.register_default(FamilyExecutors(plugins))
     path = tiny("llama_tied", quantize="4:64", dtype="bfloat16")
-    model = open_model(path, plugins, size=2, weights="dequantized")
+    model = open_model(path, Plugins.discover(), size=2, weights="dequantized")
     assert model.dtype.cast == "float32"
     assert any("dequantized" in notice for notice in model.notices)
-    for spec, stage in zip(model.specs, model.plan.stages, strict=True):
-        executor = build_executor(plugins, spec)
-        assert executor.load(lambda done, total: None) == stage.estimated_memory_bytes
-        executor.close()
+    planned = [stage.estimated_memory_bytes for stage in model.plan.stages]
+    with running(model, credits=1, timeout=60) as pipeline:
+        assert [stage.bytes for stage in pipeline.loaded] == planned
 
 
 def test_threads_keep_quantized_weights_by_default(tiny: Callable[..., Path]) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
 import mlx.core as mx
 import pytest
 
@@ -78,7 +79,7 @@ def test_greedy_tokens(
 
 
 def test_what_leaves_a_stage_is_evaluated(stages: tuple[Stage, Stage]) -> None:
-    """Another thread may read the hidden states; a lazy array of this stage's stream would raise."""
+    """Another thread may read the hidden states; lazy arrays of this stage's stream would raise."""
     first, _ = stages
     out = first.run(steps()[0])
     assert (out.seq, out.slot, out.operations, out.sample) == (0, 0, steps()[0].operations, False)
@@ -94,19 +95,14 @@ def test_arrays_and_bytes_are_the_same(stages: tuple[Stage, Stage]) -> None:
     """A payload may come as MLX arrays or as the bytes of a wire."""
     first, last = stages
     for step in steps():
-        out = first.run(step)
-        plain = last.run(out)
-    tensors = {name: to_wire(value) for name, value in out.tensors.items()}
-    release = Step(2, 0, (Release(0),))
-    last.run(release)
-    again = first.run(Step(3, 0, (Release(0),)))
-    assert again.tensors == {}
+        plain = last.run(first.run(step))
+    for stage in stages:
+        stage.run(Step(2, 0, (Release(0),)))
     for step in steps():
         out = first.run(step)
-        out = Step(out.seq, 0, out.operations, {n: to_wire(v) for n, v in out.tensors.items()}, out.sample)  # fmt: skip
-        wired = last.run(out)
+        tensors = {name: to_wire(value) for name, value in out.tensors.items()}
+        wired = last.run(attrs.evolve(out, tensors=tensors))
     assert wired == plain
-    assert tensors.keys() == {"h"}
 
 
 def test_a_step_without_tensors(stages: tuple[Stage, Stage]) -> None:

@@ -135,7 +135,13 @@ def staged(
     """A loaded pipeline; ``sequences`` is the largest number of prompts it will be given."""
     choice = choose_blas(blas, workers=workers)
     model = open_model(
-        folder, Plugins.discover(), layers=layers, size=size, by="time", weights=weights
+        folder,
+        Plugins.discover(),
+        layers=layers,
+        size=size,
+        by="time",
+        weights=weights,
+        fast_blas=choice.fast,
     )
     stages = len(model.plan.stages)
     with running(

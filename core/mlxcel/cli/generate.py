@@ -63,6 +63,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "checkpoint", "float32", "bfloat16", "float16"],
         help="dtype of floating parameters and activations (auto)",
     )
+    model.add_argument(
+        "--weights",
+        default="auto",
+        choices=["auto", "quantized", "dequantized"],
+        help="what quantized weights are in memory (auto: whichever is faster and fits)",
+    )
     model.add_argument("--pp-size", type=int, metavar="N", help="pipeline stages (1)")
     model.add_argument(
         "--pp-layers", metavar="RANGES", help='layers of each stage, such as "0-14,15-29"'
@@ -135,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
         size=args.pp_size,
         layers=args.pp_layers,
         by=args.pp_balance,
+        weights=args.weights,
+        fast_blas=blas.fast,
     )
     requests = _requests(args, model, _prompts(args))
     stages = len(model.plan.stages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from mlxcel.checkpoint.config import read_config
 from mlxcel.checkpoint.dtype import DtypeChoice, choose_dtype
 from mlxcel.checkpoint.weights_mode import WeightsChoice, available_memory, choose_weights
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
-from mlxcel.errors import CheckpointError, UnsupportedError
+from mlxcel.errors import CheckpointError, MlxcelError, UnsupportedError
 from mlxcel.family.choose import choose_family
 from mlxcel.family.contract import Family
 from mlxcel.observe.events import StageLoaded, StageStopped
@@ -192,7 +192,8 @@ def running(
             model.plugins.observe(StageLoaded(done.stage, layers, done.bytes, done.seconds))
         yield pipeline
     except BaseException:
-        pipeline.stop(drain=False)
+        with suppress(MlxcelError):  # what went wrong first is what is told
+            pipeline.stop(drain=False)
         raise
     for status in pipeline.stop():
         model.plugins.observe(StageStopped(status.stage, status.busy_seconds, status.span_seconds))

@@ -216,8 +216,7 @@ def _own(
     if missing := [name for name in wanted if name not in own]:
         raise CheckpointError(
             checkpoint.path,
-            f"{_some(missing)} of layers {stage.start}-{stage.stop - 1} "
-            f"{'is' if len(missing) == 1 else 'are'} missing.",
+            f"the stage of layers {stage.start}-{stage.stop - 1} lacks {_some(missing)}.",
             "Download the model again, or check that config.json belongs to these weights.",
         )
     for name, value in own.items():

@@ -1,0 +1,109 @@
+"""What the documents say can be done as they say it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mlxcel.cli.main import build_parser
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAMES = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
+
+_SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#:]+)\)")
+_FLAG = re.compile(r"`(--?[a-z][a-z-]*)`")
+
+
+def shell_lines(document: Path) -> Iterator[str]:
+    """The lines of the document's shell blocks, without comments."""
+    for block in _SHELL_BLOCK.findall(document.read_text(encoding="utf-8")):
+        yield from (line.partition("  #")[0].strip() for line in block.splitlines() if line)
+
+
+def mlxcel_commands(document: Path) -> Iterator[list[str]]:
+    """The arguments of every ``mlxcel`` command in the document's shell blocks."""
+    for line in shell_lines(document):
+        for command in line.split(" | "):
+            name, *arguments = shlex.split(command)
+            if name == "mlxcel":
+                yield arguments
+
+
+def generate_parser() -> argparse.ArgumentParser:
+    [subparsers] = [a for a in build_parser()._actions if a.dest == "command"]
+    assert isinstance(subparsers.choices, dict)
+    parser = subparsers.choices["generate"]
+    assert isinstance(parser, argparse.ArgumentParser)
+    return parser
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+def test_commands_parse(document: Path) -> None:
+    """Every mlxcel command in a shell block is one that the command line accepts."""
+    for arguments in mlxcel_commands(document):
+        build_parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAMES)
+def test_links_lead_somewhere(document: Path) -> None:
+    """Relative links name files that exist."""
+    for target in _LINK.findall(document.read_text(encoding="utf-8")):
+        assert (document.parent / target).exists(), target
+
+
+def test_the_flags_of_generate_are_all_described() -> None:
+    """The tables of docs/generate.md name the parser's flags, each once."""
+    text = (ROOT / "docs" / "generate.md").read_text(encoding="utf-8")
+    first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    described = [flag for cell in first_cells for flag in _FLAG.findall(cell)]
+    flags = {
+        flag
+        for action in generate_parser()._actions
+        if action.help != argparse.SUPPRESS
+        for flag in action.option_strings
+    }
+    assert sorted(described) == sorted(flags)
+
+
+def test_the_defaults_of_generate_are_those_of_the_parser() -> None:
+    """A default that docs/generate.md states is the parser's."""
+    text = (ROOT / "docs" / "generate.md").read_text(encoding="utf-8")
+    parser = generate_parser()
+    stated = re.findall(r"^\| .*`(--[a-z-]+)`[^|]* \| `?([^|`]+)`? \|", text, re.MULTILINE)
+    assert stated
+    words = {"–": (None, []), "off": (False,), "drawn": (None,), "1": (1, None)}
+    for flag, default in stated:
+        value = parser.get_default(flag.removeprefix("--").replace("-", "_"))
+        assert value in words.get(default, ()) or str(value).removesuffix(".0") == default, flag
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/generate.md"])
+def test_commands_run(
+    name: str,
+    tiny: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every ``mlxcel generate`` and ``mlxcel plugins`` of a document works as it stands there."""
+    import io
+
+    from mlxcel.cli.main import run
+
+    # The documents' model has 30 layers; the tiny one has 6, so cuts are made anew.
+    cuts = {"0-9,10-19,20-29": "0-1,2-3,4-5"}
+    ran = 0
+    for arguments in mlxcel_commands(ROOT / name):
+        if arguments[0] in ("generate", "plugins"):
+            places = {"smollm2": str(tiny("llama")), **cuts}
+            monkeypatch.setattr("sys.stdin", io.StringIO("Once upon a time"))
+            assert run([places.get(word, word) for word in arguments]) == 0, arguments
+            ran += 1
+    assert ran
+    assert capsys.readouterr().out
