@@ -25,12 +25,19 @@ LEVELS = (
     ("mlxcel.pipeline",),
     ("mlxcel.stage", "mlxcel.tensor"),
     ("mlxcel.engine",),
+    ("mlxcel.bench",),
     ("mlxcel.cli",),
     ("mlxcel.testing",),
 )
 """Who may import whom: a module imports its own level and those above it in this list."""
 
-HEAVY_MODULES = ("mlxcel.compat", "mlxcel.family.transformer", "mlxcel.stage", "mlxcel.tensor")
+HEAVY_MODULES = (
+    "mlxcel.compat",
+    "mlxcel.family.transformer",
+    "mlxcel.stage",
+    "mlxcel.tensor",
+    "mlxcel.bench.reference",  # mlx-lm itself, in a process of its own
+)
 """Where mlx_lm may be imported at module level; ``mlxcel.testing`` is free to."""
 
 GGUF_MODULES = ("mlxcel.checkpoint.gguf_llama", "mlxcel.cli.import_gguf")
@@ -183,8 +190,8 @@ def public_modules() -> tuple[str, ...]:
 
 PLUGIN_FILES = [
     path
-    for folder in ("plugins", "examples")
-    for path in sorted((ROOT / folder).rglob("*.py"))
+    for folder in sorted([*ROOT.glob("plugins/*/*"), *ROOT.glob("examples/*/")])
+    for path in sorted(folder.rglob("*.py"))
     if not {"build", ".venv"} & set(path.parts)
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxcel.cli.main import build_parser
+from mlxcel.cli.main import build_parser, run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -91,17 +92,13 @@ def test_commands_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every ``mlxcel generate`` and ``mlxcel plugins`` of a document works as it stands there."""
-    import io
-
-    from mlxcel.cli.main import run
-
+    """Every ``mlxcel generate`` and ``mlxcel plugins`` works as the document has it."""
     # The documents' model has 30 layers; the tiny one has 6, so cuts are made anew.
     cuts = {"0-9,10-19,20-29": "0-1,2-3,4-5"}
     ran = 0
     for arguments in mlxcel_commands(ROOT / name):
         if arguments[0] in ("generate", "plugins"):
-            places = {"smollm2": str(tiny("llama")), **cuts}
+            places = dict.fromkeys(("smollm2", ".demo/smollm2"), str(tiny("llama"))) | cuts
             monkeypatch.setattr("sys.stdin", io.StringIO("Once upon a time"))
             assert run([places.get(word, word) for word in arguments]) == 0, arguments
             ran += 1

@@ -835,3 +835,23 @@ def test_what_the_catalogue_says_is_what_is_printed(
         assert error.startswith(ERROR)
         assert row.pattern.match(error.removeprefix(ERROR)), err
     assert code == row.exit_code, err
+
+
+def test_a_template_in_a_file_of_its_own_is_no_fault(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A chat template that stands in chat_template.jinja only satisfies --chat."""
+    folder = world.copy()
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert run(generate(folder, "--chat")) == 0
+    assert ERROR not in capfd.readouterr().err
+
+
+def test_a_workers_error_names_its_stage(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    """What goes wrong in a worker process is told as in a thread, behind the stage's number."""
+    command = with_config(world, hidden_size=None)
+    assert run([*command, "--pp-size", "2", "--pp-workers", "process"]) == 1
+    error = capfd.readouterr().err.splitlines()[-1]
+    text = "has no 'hidden_size', which a llama model needs"
+    assert re.match(rf"{ERROR}stage [01]: .*/config\.json: {text}", error)

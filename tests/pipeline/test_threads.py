@@ -46,9 +46,10 @@ def raiser(error: BaseException) -> Callable[..., None]:
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     """Whatever a test does, no thread of a stage outlives it."""
+    before = set(threading.enumerate())
     yield
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("mlxcel-stage")]
-    assert left == []
+    left = set(threading.enumerate()) - before
+    assert [thread for thread in left if thread.name.startswith("mlxcel-stage")] == []
 
 
 @pytest.fixture
@@ -125,18 +126,22 @@ def test_a_pipeline_that_never_worked_has_no_span() -> None:
 
 def test_more_steps_than_credits_is_a_bug_that_shows(gate: threading.Event) -> None:
     """Links hold no more than the credits (and the final Stop): nothing queues without bound."""
-    running = pipeline(0, credits=2, on_load=gate.wait)
-    starter = threading.Thread(target=running.start)
-    starter.start()
-    for seq in range(3):
+    taken = threading.Event()
+
+    def wait(given: Step) -> None:
+        taken.set()
+        gate.wait()
+
+    running = pipeline(0, credits=2, on_step=wait)
+    running.start()
+    running.submit(step(0))
+    taken.wait()
+    for seq in range(1, 4):
         running.submit(step(seq))
     with pytest.raises(ChannelFull):
-        running.submit(step(3))
+        running.submit(step(4))
     gate.set()
-    starter.join()
-    for _ in range(3):
-        running.receive()
-    running.stop()
+    running.stop(drain=False)
 
 
 @pytest.mark.parametrize("stage", range(STAGES))

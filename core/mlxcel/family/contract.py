@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +18,9 @@ import attrs
 from mlxcel.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from mlxcel.checkpoint.config import ModelConfig
 from mlxcel.checkpoint.headers import TensorHeader
+from mlxcel.errors import UnsupportedError
+from mlxcel.family.caches import CacheKind
+from mlxcel.family.shapes import TensorShape
 
 if TYPE_CHECKING:
     from mlxcel.family.transformer import TransformerStage
@@ -123,6 +126,30 @@ class Family:
         which type: a block-scaled float8 matrix and its scales become one of bfloat16.
         """
         return tensors
+
+    def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
+        """Every parameter of the whole model, as mlx-lm's own model of ``config`` has them.
+
+        With it a model can be planned from config.json alone.
+
+        Raises:
+            CheckpointError: A field is missing, or the fields contradict each other.
+        """
+        raise UnsupportedError(
+            f"The family {self.wire_names[0]!r} cannot be planned from config.json alone.",
+            "Plan it from a folder that holds the weights.",
+        )
+
+    def caches(self, config: ModelConfig) -> tuple[CacheKind | None, ...]:
+        """What each layer keeps of a sequence; None for a layer that keeps nothing.
+
+        Raises:
+            CheckpointError: A field is missing, or the fields contradict each other.
+        """
+        raise UnsupportedError(
+            f"The family {self.wire_names[0]!r} does not say what its layers keep of a sequence.",
+            "Plan it without --context and --sequences.",
+        )
 
     def adjacency(self, config: ModelConfig) -> tuple[LayerAdjacencyGroup, ...]:
         """The groups of layers that must share a stage; none by default."""
