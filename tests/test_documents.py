@@ -79,7 +79,7 @@ def test_the_defaults_of_generate_are_those_of_the_parser() -> None:
     parser = generate_parser()
     stated = re.findall(r"^\| .*`(--[a-z-]+)`[^|]* \| `?([^|`]+)`? \|", text, re.MULTILINE)
     assert stated
-    words = {"–": (None, []), "off": (False,), "drawn": (None,), "1": (1, None)}
+    words = {"none": (None, []), "off": (False,), "drawn": (None,), "1": (1, None)}
     for flag, default in stated:
         value = parser.get_default(flag.removeprefix("--").replace("-", "_"))
         assert value in words.get(default, ()) or str(value).removesuffix(".0") == default, flag

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from mlxcel.errors import PartitionError
 from mlxcel.family.contract import LayerAdjacencyGroup
-from mlxcel.partition.ranges import format_ranges, legal_cuts, parse_ranges, validate_ranges
+from mlxcel.partition.ranges import (
+    format_layers,
+    format_ranges,
+    legal_cuts,
+    parse_ranges,
+    validate_ranges,
+)
 
 
 @pytest.mark.parametrize(
@@ -99,3 +105,11 @@ def test_ranges_at_legal_cuts_are_accepted(num_layers: int, data: st.DataObject)
     ends = [*sorted(cuts | {0}), num_layers]
     ranges = [range(a, b) for a, b in pairwise(ends)]
     validate_ranges(ranges, num_layers, GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"), [([], ""), ([4], "4"), ([0, 1, 2, 7], "0-2,7"), ([3, 5, 6], "3,5-6")]
+)
+def test_layers_as_text(layers: list[int], text: str) -> None:
+    """Neighbouring layers are written as one range."""
+    assert format_layers(layers) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from mlxcel.errors import ChannelClosed, ChannelFull, DeadlineError
@@ -27,6 +28,7 @@ class Channel(Generic[T]):
         self._changed = threading.Condition()
         self._closed = False
         self._reason: str | None = None
+        self._listener: Callable[[], None] | None = None
 
     def put(self, item: T) -> None:
         """Append ``item``; never blocks.
@@ -42,6 +44,9 @@ class Channel(Generic[T]):
                 raise ChannelFull(self.name, self.capacity)
             self._items.append(item)
             self._changed.notify()
+            listener = self._listener
+        if listener is not None:
+            listener()
 
     def get(self, timeout: float, operation: str = "the next message") -> T:
         """The oldest item, waiting up to ``timeout`` seconds for one.
@@ -62,10 +67,32 @@ class Channel(Generic[T]):
                 return self._items.popleft()
             raise ChannelClosed(self.name, self._reason)
 
+    def poll(self) -> T | None:
+        """The oldest item, or None if there is none now.
+
+        Raises:
+            ChannelClosed: The channel is closed, and all that was put has been taken.
+        """
+        with self._changed:
+            if self._items:
+                return self._items.popleft()
+            if self._closed:
+                raise ChannelClosed(self.name, self._reason)
+            return None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have ``listener`` called after every put and at the close, in whichever thread."""
+        with self._changed:
+            self._listener = listener
+
     def close(self, reason: str | None = None) -> None:
         """Refuse further puts and wake all who wait; only the first call's ``reason`` counts."""
         with self._changed:
-            if not self._closed:
-                self._closed = True
-                self._reason = reason
-                self._changed.notify_all()
+            if self._closed:
+                return
+            self._closed = True
+            self._reason = reason
+            self._changed.notify_all()
+            listener = self._listener
+        if listener is not None:
+            listener()

@@ -44,6 +44,17 @@ class Inbox(Protocol):
         """
         ...
 
+    def poll(self) -> Message | None:
+        """The next message if it is there already, else None.
+
+        Raises:
+            ChannelClosed: The link is closed, and all that was sent has been received.
+        """
+        ...
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have ``listener`` called, in whichever thread, when there may be something to poll."""
+
     def close(self, reason: str | None = None) -> None:
         """End the stream for both ends; harmless when repeated."""
 
@@ -63,6 +74,12 @@ class MemoryLink:
 
     def receive(self, timeout: float) -> Message:
         return self.channel.get(timeout)
+
+    def poll(self) -> Message | None:
+        return self.channel.poll()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        self.channel.listen(listener)
 
     def close(self, reason: str | None = None) -> None:
         self.channel.close(reason)
@@ -92,6 +109,13 @@ class WireLink:
 
     def receive(self, timeout: float) -> Message:
         return _convert(self.inner.receive(timeout), self.from_wire)
+
+    def poll(self) -> Message | None:
+        message = self.inner.poll()
+        return None if message is None else _convert(message, self.from_wire)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        self.inner.listen(listener)
 
     def close(self, reason: str | None = None) -> None:
         self.inner.close(reason)

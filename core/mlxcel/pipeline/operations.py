@@ -16,6 +16,11 @@ class Sampling:
 
     ``temperature`` 0 is greedy. ``top_p`` 1 (or 0), ``top_k`` 0 and ``min_p`` 0 are off.
     The random key of a draw is a function of (``seed``, ``choice``, position): no state.
+
+    ``repetition_penalty`` (1 is off) divides a positive logit, or multiplies a negative one,
+    of every token of the prompt and the text so far (Keskar et al. 2019). From the logit of
+    a token that was drawn n times, ``frequency_penalty`` takes n times itself and
+    ``presence_penalty`` takes itself once. ``bias_tokens`` get ``bias_values`` added.
     """
 
     temperature: float = 0.0
@@ -24,15 +29,33 @@ class Sampling:
     min_p: float = 0.0
     seed: int = 0
     choice: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_tokens: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens before it."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
 
 
 @attrs.frozen
 class New:
-    """A fresh batch of one row for ``request``, under ``handle``."""
+    """A fresh batch of one row for ``request``, under ``handle``.
+
+    ``prompt`` are its token ids, only where the sampling looks back.
+    """
 
     handle: int
     request: int
     sampling: Sampling
+    prompt: tuple[int, ...] = ()
 
 
 @attrs.frozen

@@ -53,6 +53,13 @@ class Pipeline(Protocol):
         """The next answer, in the order of the steps."""
         ...
 
+    def poll(self) -> Tokens | StepFailed | None:
+        """The next answer if it is there already, else None."""
+        ...
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have ``listener`` called, in whichever thread, when there may be something to poll."""
+
     def stop(self) -> tuple[StageStatus, ...]:
         """End all stages and report on each."""
         ...

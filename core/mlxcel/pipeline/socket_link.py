@@ -89,6 +89,14 @@ class SocketInbox:
         """The next message; see :meth:`mlxcel.pipeline.link.Link.receive`."""
         return self._channel.get(timeout)
 
+    def poll(self) -> Message | None:
+        """The next message if it has arrived; see :meth:`mlxcel.pipeline.link.Inbox.poll`."""
+        return self._channel.poll()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """See :meth:`mlxcel.pipeline.link.Inbox.listen`."""
+        self._channel.listen(listener)
+
     def close(self, reason: str | None = None) -> None:
         """Close the connection; what has arrived can still be received."""
         self._channel.close(reason)

@@ -28,9 +28,16 @@ class Step:
     sample: bool = False
 
 
+FAILED_ROW = -1
+"""In place of a token id: no token could be drawn for this row."""
+
+
 @attrs.frozen
 class Tokens:
-    """The last stage's answer to a step: one token id per row, or none if none were asked."""
+    """The last stage's answer to a step: one token id per row, or none if none were asked.
+
+    A row whose logits are not numbers has :data:`FAILED_ROW` instead; the others are not hurt.
+    """
 
     seq: int
     slot: int

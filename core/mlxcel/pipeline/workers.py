@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from mlxcel.errors import ChannelClosed, DeadlineError, MlxcelError, StageError
@@ -104,6 +104,25 @@ class WorkerPipeline(ABC):
             raise DeadlineError(last, "a step's result", self.timeout, MORE_TIME) from late
         assert isinstance(answer, Tokens | StepFailed), answer
         return answer
+
+    def poll(self) -> Tokens | StepFailed | None:
+        """The last stage's next answer if it is there already.
+
+        Raises:
+            MlxcelError: A stage has ended; the error is its own.
+        """
+        assert self._last is not None, "start() comes first"
+        try:
+            answer = self._last.poll()
+        except ChannelClosed as closed:
+            raise self._cause(closed) from closed
+        assert isinstance(answer, Tokens | StepFailed | None), answer
+        return answer
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have ``listener`` called, in whichever thread, when there may be something to poll."""
+        assert self._last is not None, "start() comes first"
+        self._last.listen(listener)
 
     def stop(self, *, drain: bool = True) -> tuple[StageStatus, ...]:
         """End all stages; nothing is left running. Again is harmless.

@@ -33,11 +33,16 @@ Caches = list[Cache | None]
 
 @attrs.frozen
 class Row:
-    """One sequence of a batch: who it is, how it samples, how many tokens it has seen."""
+    """One sequence of a batch: who it is, how it samples, how many tokens it has seen.
+
+    ``prompt`` and ``drawn`` are its token ids, kept only where the sampling looks back.
+    """
 
     request: int
     sampling: Sampling
     position: int = 0
+    prompt: tuple[int, ...] = ()
+    drawn: tuple[int, ...] = ()
 
 
 @attrs.define
@@ -62,6 +67,13 @@ class Batch:
         ]
         if self.padded is not None:
             self.padded = [n - r for n, r in zip(self.padded, real, strict=True)]
+
+    def note(self, tokens: list[int]) -> None:
+        """Remember what was drawn, for the rows whose next draw looks back."""
+        self.rows = [
+            attrs.evolve(row, drawn=(*row.drawn, token)) if row.sampling.looks_back else row
+            for row, token in zip(self.rows, tokens, strict=True)
+        ]
 
 
 class BatchTable:
@@ -90,8 +102,9 @@ class BatchTable:
         """
         table = self._batches
         match operation:
-            case New(handle, request, sampling):
-                table[handle] = Batch(self._make_caches(), [Row(request, sampling)])
+            case New(handle, request, sampling, prompt):
+                row = Row(request, sampling, prompt=prompt)
+                table[handle] = Batch(self._make_caches(), [row])
             case Merge(handle, sources):
                 table[handle] = _merge([table.pop(source) for source in sources])
             case Extend(handle, source):

@@ -87,6 +87,7 @@ class FamilyExecutor:
             _forget_scratch(h)
             return Tokens(step.seq, step.slot)
         tokens = sample(stage.logits(h[:, -1:, :])[:, -1, :], batch.rows)
+        batch.note(tokens)
         mx.eval(states)
         return Tokens(step.seq, step.slot, tuple(tokens))
 

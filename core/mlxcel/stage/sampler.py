@@ -8,33 +8,59 @@ batch with, however the model is split, and after a replay.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
 import mlx.core as mx
 
 from mlxcel.pipeline.operations import Sampling
+from mlxcel.pipeline.step import FAILED_ROW
 from mlxcel.stage.batch import Row
 
 _MASK = (1 << 64) - 1
 
 
 def sample(logits: mx.array, rows: Sequence[Row]) -> list[int]:
-    """One token id per row.
+    """One token id per row, or :data:`FAILED_ROW` where the logits are not numbers.
 
     Args:
         logits: [rows, vocab], any floating dtype.
         rows: How each row samples, in the order of ``logits``.
     """
+    if any(row.sampling.looks_back or row.sampling.bias_tokens for row in rows):
+        logits = mx.stack([_adjust(logits[i], row) for i, row in enumerate(rows)])
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    greedy = mx.argmax(logprobs, axis=-1)
-    if all(row.sampling.temperature == 0 for row in rows):
-        return cast(list[int], greedy.tolist())
-    drawn = [
-        greedy[i] if row.sampling.temperature == 0 else _draw(logprobs[i], row)
-        for i, row in enumerate(rows)
-    ]
-    return cast(list[int], mx.stack(drawn).tolist())
+    tokens = mx.argmax(logprobs, axis=-1)
+    if any(row.sampling.temperature != 0 for row in rows):
+        tokens = mx.stack(
+            [
+                tokens[i] if row.sampling.temperature == 0 else _draw(logprobs[i], row)
+                for i, row in enumerate(rows)
+            ]
+        )
+    # A NaN anywhere makes the whole row's log-probabilities NaN.
+    failed = mx.isnan(logprobs[:, 0])
+    return cast(list[int], mx.where(failed, FAILED_ROW, tokens.astype(mx.int32)).tolist())
+
+
+def _adjust(logits: mx.array, row: Row) -> mx.array:
+    """[vocab] logits with the row's penalties and biases."""
+    sampling = row.sampling
+    seen = mx.array(sorted({*row.prompt, *row.drawn}))
+    if sampling.repetition_penalty != 1 and seen.size:
+        penalty, found = sampling.repetition_penalty, logits[seen]
+        logits[seen] = mx.where(found < 0, found * penalty, found / penalty)
+    if row.drawn and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = Counter(row.drawn)
+        taken = [
+            sampling.presence_penalty + n * sampling.frequency_penalty for n in counts.values()
+        ]
+        logits[mx.array(list(counts))] -= mx.array(taken).astype(logits.dtype)
+    if sampling.bias_tokens:
+        added = mx.array(sampling.bias_values).astype(logits.dtype)
+        logits = logits.at[mx.array(sampling.bias_tokens)].add(added)
+    return logits
 
 
 def draw_key(sampling: Sampling, position: int) -> int:

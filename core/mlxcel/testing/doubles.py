@@ -137,6 +137,12 @@ class DirectPipeline:
     def receive(self) -> Tokens | StepFailed:
         return self._answers.popleft()
 
+    def poll(self) -> Tokens | StepFailed | None:
+        return self._answers.popleft() if self._answers else None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Nothing: whoever submits finds the answer there at once."""
+
     def stop(self) -> tuple[StageStatus, ...]:
         return tuple(StageStatus(executor.spec.index, 1, 0.0, 0.0) for executor in self._executors)
 
