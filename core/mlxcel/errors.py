@@ -138,7 +138,10 @@ class StageError(MlxcelError):
     cause: str
 
     def __str__(self) -> str:
-        return f"stage {self.stage} failed during {self.operation}: {self.cause}"
+        return (
+            f"stage {self.stage} failed during {self.operation}: {self.cause}. "
+            f"Run it with --pp-size 1 to see whether the model itself fails."
+        )
 
 
 @attrs.define(eq=False)

@@ -73,16 +73,6 @@ def test_a_row_without_any_prefill(tiny: Tiny, family_of: FamilyOf) -> None:
     assert check_split(path, family_of(path), scenes=scenes) == []
 
 
-def test_untied_without_a_head(tiny: Tiny, family_of: FamilyOf) -> None:
-    """A checkpoint without a head is a tied model, on one stage as on several."""
-    tied, headless = tiny("llama_tied"), tiny("llama_untied_headless")
-    family = family_of(headless)
-    for ranges in ([range(6)], every_cut(headless, family)):
-        for scene in SCENES:
-            whole, chain = Whole(tied, family), Chain(headless, family, ranges)
-            assert list(differences(whole, chain, scene)) == []
-
-
 def test_sliding_layers_matter(tiny: Tiny, family_of: FamilyOf) -> None:
     """The sliding checkpoint has layers of both kinds on one stage, and each its own mask."""
     path = tiny("llama_sliding")

@@ -2,14 +2,18 @@
 
 A family lists every parameter of the whole model as mlx-lm names it; bytes, work and
 placement then follow by the same rules as from the headers of a real checkpoint. The
-functions here are the blocks that families are made of.
+functions here are the blocks that families are made of; what mixes positions (attention
+and recurrence) is in :mod:`mlxcel.family.mixers`, because it has a cache too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import attrs
+
+PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
+"""The two norms of most blocks: before attention, before the feed-forward network."""
 
 
 @attrs.frozen
@@ -42,6 +46,108 @@ def embedding(name: str, rows: int, dim: int) -> Iterator[TensorShape]:
     yield TensorShape(f"{name}.weight", (rows, dim), packs=True)
 
 
-def norm(name: str, dim: int) -> Iterator[TensorShape]:
-    """The gain of an RMS norm."""
+def norm(name: str, dim: int, *, bias: bool = False) -> Iterator[TensorShape]:
+    """The gain of an RMS norm; with ``bias`` a layer norm."""
     yield TensorShape(f"{name}.weight", (dim,))
+    if bias:
+        yield TensorShape(f"{name}.bias", (dim,))
+
+
+def vector(name: str, *shape: int) -> Iterator[TensorShape]:
+    """A parameter of its own, such as ``sinks`` or ``A_log``; never packed."""
+    yield TensorShape(name, shape)
+
+
+def convolution(name: str, channels: int, kernel: int, *, bias: bool) -> Iterator[TensorShape]:
+    """A causal convolution over each channel alone: [channels, kernel, 1]."""
+    yield TensorShape(f"{name}.weight", (channels, kernel, 1))
+    if bias:
+        yield TensorShape(f"{name}.bias", (channels,))
+
+
+def gated_mlp(name: str, hidden: int, inner: int, *, bias: bool = False) -> Iterator[TensorShape]:
+    """``gate_proj``, ``up_proj`` and ``down_proj``."""
+    yield from linear(f"{name}.gate_proj", inner, hidden, bias=bias)
+    yield from linear(f"{name}.up_proj", inner, hidden, bias=bias)
+    yield from linear(f"{name}.down_proj", hidden, inner, bias=bias)
+
+
+def gated_experts(
+    name: str, count: int, hidden: int, inner: int, *, bias: bool = False
+) -> Iterator[TensorShape]:
+    """The same three of ``count`` experts, stacked."""
+    yield from experts(f"{name}.gate_proj", count, inner, hidden, bias=bias)
+    yield from experts(f"{name}.up_proj", count, inner, hidden, bias=bias)
+    yield from experts(f"{name}.down_proj", count, hidden, inner, bias=bias)
+
+
+def corrected_router(name: str, count: int, hidden: int) -> Iterator[TensorShape]:
+    """A router whose choice a bias corrects; a bare matrix, which quantization leaves alone."""
+    yield from vector(f"{name}.weight", count, hidden)
+    yield from vector(f"{name}.e_score_correction_bias", count)
+
+
+def deepseek_moe(
+    name: str, hidden: int, count: int, inner: int, *, shared: int = 0
+) -> Iterator[TensorShape]:
+    """DeepSeek V3's mixture: a corrected router, ``count`` experts, one MLP that all pass.
+
+    Args:
+        inner: The inner size of one expert.
+        shared: The inner size of the MLP that every token passes; 0 for none.
+    """
+    yield from gated_experts(f"{name}.switch_mlp", count, hidden, inner)
+    yield from corrected_router(f"{name}.gate", count, hidden)
+    if shared:
+        yield from gated_mlp(f"{name}.shared_experts", hidden, shared)
+
+
+def linear_moe(
+    name: str, hidden: int, count: int, inner: int, *, shared: int = 0
+) -> Iterator[TensorShape]:
+    """Mixtral's and Qwen's mixture: the router is a linear layer.
+
+    Args:
+        inner: The inner size of one expert.
+        shared: The inner size of the expert that every token passes, through a gate of its
+            own (Qwen); 0 for none.
+    """
+    yield from linear(f"{name}.gate", count, hidden)
+    yield from gated_experts(f"{name}.switch_mlp", count, hidden, inner)
+    if shared:
+        yield from gated_mlp(f"{name}.shared_expert", hidden, shared)
+        yield from linear(f"{name}.shared_expert_gate", 1, hidden)
+
+
+def block(
+    name: str, hidden: int, *parts: Iterable[TensorShape], norms: Iterable[str] = PRE_NORMS
+) -> Iterator[TensorShape]:
+    """One layer: its ``parts`` and its residual-width norms."""
+    for part in parts:
+        yield from part
+    for own in norms:
+        yield from norm(f"{name}.{own}", hidden)
+
+
+def decoder(
+    layers: int,
+    layer: Callable[[str, int], Iterable[TensorShape]],
+    *,
+    vocab: int,
+    hidden: int,
+    tied: bool,
+    prefix: str = "",
+    final_norm: str = "norm",
+) -> Iterator[TensorShape]:
+    """A whole model: embedding, layers, final norm, and a head unless it is tied.
+
+    Args:
+        layer: The parameters of one layer, of its name and its index.
+        prefix: What stands before ``model.`` and ``lm_head.``, with a trailing dot.
+    """
+    yield from embedding(f"{prefix}model.embed_tokens", vocab, hidden)
+    for index in range(layers):
+        yield from layer(f"{prefix}model.layers.{index}", index)
+    yield from norm(f"{prefix}model.{final_norm}", hidden)
+    if not tied:
+        yield from linear(f"{prefix}lm_head", vocab, hidden)

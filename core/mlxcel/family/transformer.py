@@ -33,11 +33,13 @@ class Mask:
     """The kind of mask a layer reads; layers of one kind share one mask per step.
 
     ``full``: causal. ``array``: causal, always as an array (attention that adds the mask
-    itself). ``sliding``: causal within ``window`` positions. ``ssm``: real tokens against
-    padding, for recurrent layers. ``none``: the layer looks at one position only.
+    itself). ``sliding``: causal within ``window`` positions. ``chunk``: causal within the
+    same chunk of ``window`` positions, chunks being counted from a row's first token.
+    ``ssm``: real tokens against padding, for recurrent layers. ``none``: the layer needs no
+    mask, or makes its own.
     """
 
-    kind: Literal["full", "array", "sliding", "ssm", "none"] = "full"
+    kind: Literal["full", "array", "sliding", "chunk", "ssm", "none"] = "full"
     window: int | None = None
 
     def make(self, h: mx.array, cache: Cache) -> Any:
@@ -49,6 +51,9 @@ class Mask:
                 return compat.create_attention_mask(h, cache, return_array=True)
             case "sliding":
                 return compat.create_attention_mask(h, cache, window_size=self.window)
+            case "chunk":
+                assert self.window is not None, "a chunk has a size"
+                return _chunk_mask(h.shape[1], cache, self.window)
             case "ssm":
                 return compat.create_ssm_mask(h, cache)
             case "none":
@@ -134,10 +139,14 @@ class TransformerStage:
 
     def logits(self, h: mx.array) -> mx.array:
         """Final norm and output projection: [rows, length, hidden] to [rows, length, vocab]."""
-        h = self.inner.norm(h)
+        h = self.final_norm(h)
         if "lm_head" in self.text:
             return cast(mx.array, self.text.lm_head(h))
         return cast(mx.array, self.inner.embed_tokens.as_linear(h))
+
+    def final_norm(self, h: mx.array) -> mx.array:
+        """The norm before the output projection."""
+        return cast(mx.array, self.inner.norm(h))
 
     # What the runtime calls.
 
@@ -208,6 +217,20 @@ class TransformerStage:
 def flat_parameters(module: nn.Module) -> dict[str, mx.array]:
     """The parameters of ``module`` by their dotted path."""
     return dict(cast(list[tuple[str, mx.array]], tree_flatten(module.parameters())))
+
+
+def _chunk_mask(length: int, cache: Cache, size: int) -> mx.array:
+    """bool [rows, 1, length, columns]: the columns before and at a position, of its own chunk.
+
+    A row's padding on the left shifts its positions, so its chunks begin at other columns
+    than its neighbour's; the columns of the padding itself belong to no chunk.
+    """
+    before = cache.size()
+    padding = getattr(cache, "left_padding", mx.array([0]))
+    columns = mx.arange(before + length) - padding[:, None, None, None]
+    own = columns[..., before:].swapaxes(-1, -2)
+    chunk_start = own - own % size
+    return (chunk_start <= columns) & (columns <= own)
 
 
 def _path_of(model: nn.Module, wanted: nn.Module) -> str:

@@ -60,8 +60,10 @@ class ThreadPipeline(WorkerPipeline):
         return self._links[0], self._links[-1]
 
     def _join(self, deadline: float) -> None:
+        began = time.monotonic()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                raise DeadlineError(thread.name, "its last step to end", self.timeout, MORE_TIME)
+                waited = round(time.monotonic() - began, 1)
+                raise DeadlineError(thread.name, "its last step to end", waited, MORE_TIME)

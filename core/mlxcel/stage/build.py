@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from mlxcel.family.contract import Family
 from mlxcel.hookspecs import hookimpl
 from mlxcel.plugins import Plugins
@@ -14,16 +16,16 @@ def build_executor(plugins: Plugins, spec: StageSpec) -> StageExecutor:
     return executor
 
 
+@attrs.frozen
 class FamilyExecutors:
     """Runs a stage with its family, unless a plugin's executor comes first."""
 
-    def __init__(self, plugins: Plugins) -> None:
-        self._plugins = plugins
+    plugins: Plugins
 
     @hookimpl(trylast=True)
     def mlxcel_build_executor(self, spec: StageSpec) -> StageExecutor:
         from mlxcel.stage.executor import FamilyExecutor
 
-        family = self._plugins.load("family", spec.family)
+        family = self.plugins.load("family", spec.family)
         assert isinstance(family, Family)  # the loader checks what an entry point names
         return FamilyExecutor(spec, family)

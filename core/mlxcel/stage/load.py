@@ -63,10 +63,10 @@ def load_stage(
         tensors = _take_packed(weights, packing, checkpoint)
     else:
         nn.quantize(model, class_predicate=lambda path, module: packing.get(path, False))
+    if cast is not None:
+        tensors = _cast(tensors, getattr(mx, cast), family)
     stage = stage_class(model, start, stop)
     own = _own(stage, tensors, checkpoint, family)
-    if cast is not None:
-        own = _cast(own, getattr(mx, cast), family)
     del weights, tensors
     model.eval()
     if dequantize:

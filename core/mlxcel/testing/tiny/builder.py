@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlxcel.testing.checkpoint_writer import TensorSpec, write_checkpoint
-from mlxcel.testing.tiny import deepseek_v3, gemma4, llama, qwen3_5
+from mlxcel.testing.tiny import deepseek_v3, gemma4, jamba, llama, llama4, qwen3_5
 from mlxcel.testing.tiny.recipe import Recipe, Weights, draw
 from mlxcel.testing.tiny.tokenizer import write_tokenizer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
-    for family in (deepseek_v3, gemma4, llama, qwen3_5)
+    for family in (deepseek_v3, gemma4, jamba, llama, llama4, qwen3_5)
     for recipe in family.RECIPES
 }
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
-
-import attrs
 
 from mlxcel.family import Family
 
 if TYPE_CHECKING:
-    from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.transformer import TransformerStage
 
 
@@ -21,13 +17,6 @@ class Llama(Family):
     wire_names = ("llama",)
     model_types = ("mistral", "iquestcoder", "xverse")
     tied_by_default = True
-
-    def settle(self, config: ModelConfig, tensors: Collection[str]) -> ModelConfig:
-        """Without a head in the checkpoint the embedding is the head, whatever config.json says."""
-        if any(name.startswith("lm_head.") for name in tensors):
-            return config
-        raw = {**config.raw, "tie_word_embeddings": True}
-        return attrs.evolve(config, raw=raw, text=raw)
 
     def stage_class(self) -> type[TransformerStage]:
         from mlxcel_family_llama.stage import LlamaStage
