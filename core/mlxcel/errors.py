@@ -145,6 +145,42 @@ class StageError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class QueueFull(MlxcelError):
+    """More requests wait than the operator allows; try again later."""
+
+    depth: int
+
+    def __str__(self) -> str:
+        return f"{self.depth} requests are waiting already. Try again later."
+
+
+@attrs.define(eq=False)
+class NeverFits(MlxcelError):
+    """A request that not even an idle pipeline could hold."""
+
+    exit_code: ClassVar[int] = 2
+
+    diagnostic: str
+
+    def __str__(self) -> str:
+        return (
+            f"The request needs more cache memory than a stage has: {self.diagnostic}. "
+            f"Ask for fewer tokens or a shorter prompt."
+        )
+
+
+@attrs.define(eq=False)
+class Unavailable(MlxcelError):
+    """The engine cannot take or finish the request now; a retry after a while may work."""
+
+    reason: str
+    retry_after: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.reason} Try again in {self.retry_after:g} s."
+
+
+@attrs.define(eq=False)
 class ChannelClosed(MlxcelError):
     """A channel whose other end is gone; ``reason`` is what the closer said, if anything."""
 
@@ -210,4 +246,43 @@ class WorkerMismatch(MlxcelError):
         return (
             f"stage {self.stage} runs with {self.what} {self.there}, the others with {self.here}. "
             f"Start all of them from one environment."
+        )
+
+
+@attrs.define(eq=False)
+class MemoryBudgetError(MlxcelError):
+    """A plan that does not fit the memory.
+
+    Attributes:
+        stage: The stage that lacks the most memory.
+        device: Where it would run.
+        layers: Its layers, such as ``"10-19"``, both ends included.
+        needed_bytes: What it would hold, weights and caches.
+        kv_bytes: The caches' part of that.
+        budget_bytes: What it may hold.
+        best: Whether every other division of the layers lacks as much or more.
+        way_out: What would help.
+    """
+
+    stage: int
+    device: str
+    layers: str
+    needed_bytes: int
+    kv_bytes: int
+    budget_bytes: int
+    best: bool
+    way_out: str
+
+    @property
+    def short_bytes(self) -> int:
+        """How many bytes the stage lacks."""
+        return self.needed_bytes - self.budget_bytes
+
+    def __str__(self) -> str:
+        caches = f" ({self.kv_bytes} of them for KV caches)" if self.kv_bytes else ""
+        return (
+            f"{'No division of the layers fits the memory; in the best one ' * self.best}"
+            f"stage {self.stage} ({self.device}) is {self.short_bytes} bytes short: layers "
+            f"{self.layers} need {self.needed_bytes} bytes{caches}, and there is room for "
+            f"{self.budget_bytes}. {self.way_out}"
         )

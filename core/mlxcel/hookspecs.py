@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mlxcel.observe.events import Event
     from mlxcel.partition.profile import ModelProfile
     from mlxcel.stage.contract import StageExecutor, StageSpec
@@ -45,12 +47,13 @@ def mlxcel_build_executor(spec: StageSpec) -> StageExecutor | None:
 
 @hookspec(firstresult=True)
 def mlxcel_place_stages(
-    profile: ModelProfile, stages: int, balance: str
+    profile: ModelProfile, stages: int, balance: str, budgets: Sequence[int | None] | None
 ) -> tuple[range, ...] | None:
     """Decide which layers each of ``stages`` stages gets.
 
     Runs: once per plan, unless ``--pp-layers`` gives the ranges; nothing is loaded yet.
-    ``balance`` is the value of ``--pp-balance``.
+    ``balance`` is the value of ``--pp-balance``. ``budgets`` are the bytes of weights and KV
+    caches that each stage may hold, if they are limited.
     Returns: one range of layers per stage, in order, or None to leave it to the next plugin
     and at last to mlxcel's own balancer. The answer is validated like ranges given by hand.
     Since: plugin API 1.0.

@@ -1,14 +1,17 @@
-"""The automatic partition is the best there is."""
+"""The automatic partition is the best there is, within the memory of each stage."""
 
-from itertools import combinations
+from __future__ import annotations
+
+from itertools import accumulate, combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxcel.errors import PartitionError
+from mlxcel.errors import MemoryBudgetError, PartitionError
 from mlxcel.family.contract import LayerAdjacencyGroup
-from mlxcel.partition.balance import balance, layer_loads
+from mlxcel.partition.balance import BALANCES, BalanceBy, balance, layer_loads
+from mlxcel.partition.memory import Budgets, validate_partition
 from mlxcel.partition.profile import LayerProfile, ModelProfile
 from mlxcel.partition.ranges import legal_cuts, validate_ranges
 
@@ -25,58 +28,158 @@ def sizes(ranges: tuple[range, ...]) -> list[int]:
 
 @st.composite
 def profiles(draw: st.DrawFn, max_layers: int) -> ModelProfile:
-    """Random profiles with a few random groups; zero loads included."""
+    """Random profiles with caches and a few random groups; zero loads included."""
     load = st.integers(0, 30)
-    layers = draw(st.lists(st.builds(LayerProfile, load, load), min_size=1, max_size=max_layers))
+    layer = st.builds(LayerProfile, load, load, st.integers(0, 10))
+    layers = draw(st.lists(layer, min_size=1, max_size=max_layers))
     starts = draw(st.lists(st.integers(0, len(layers) - 1), max_size=3))
     groups = [
         LayerAdjacencyGroup(a, draw(st.integers(a + 1, len(layers))), "joined") for a in starts
     ]
     end = st.integers(0, 60)
+    tied = draw(st.integers(0, 60))
     return ModelProfile(
-        tuple(layers), draw(end), draw(end), draw(end), draw(end), groups=tuple(groups)
+        tuple(layers),
+        tied + draw(end),
+        draw(end),
+        tied + draw(end),
+        draw(end),
+        groups=tuple(groups),
+        shared_bytes=tied,
     )
 
 
-def best(profile: ModelProfile, stages: int, by: str) -> list[range]:
-    """The partition that the documented rule takes, by trying all."""
+@st.composite
+def tasks(draw: st.DrawFn, max_layers: int) -> tuple[ModelProfile, list[int | None]]:
+    """Profiles with budgets of as many stages as there are pieces for, about what they need."""
+    profile = draw(profiles(max_layers))
+    pieces = len(legal_cuts(len(profile.layers), profile.groups)) + 1
+    stages = draw(st.integers(1, min(16, pieces)))
+    mean = memory(profile, range(len(profile.layers)), 1) // stages
+    budget = st.none() | st.integers(0, 3 * mean + 60)
+    return profile, draw(st.lists(budget, min_size=stages, max_size=stages))
 
-    def rank(ranges: list[range]) -> tuple[object, ...]:
-        loads = layer_loads(profile, by)
-        stage_loads = [sum(loads[i] for i in layers) for layers in ranges]
-        return max(stage_loads), -min(stage_loads), [len(layers) for layers in reversed(ranges)]
 
-    n = len(profile.layers)
+def memory(profile: ModelProfile, layers: range, stages: int) -> int:
+    """What a stage of these layers takes of its budget, as the definition says."""
+    first, last = layers.start == 0, layers.stop == len(profile.layers)
+    total = sum(profile.layers[i].bytes + profile.layers[i].kv_bytes for i in layers)
+    total += profile.embedding_bytes * first + profile.head_bytes * last
+    return total - profile.shared_bytes * (stages == 1)
+
+
+def fitting(profile: ModelProfile, budgets: Budgets) -> list[list[range]]:
+    """Every legal partition that breaks no budget, by trying all."""
+    n, stages = len(profile.layers), len(budgets)
     every = (
         [range(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
         for cuts in combinations(legal_cuts(n, profile.groups), stages - 1)
     )
-    return min(every, key=rank)
+    return [
+        ranges
+        for ranges in every
+        if all(
+            budget is None or memory(profile, layers, stages) <= budget
+            for layers, budget in zip(ranges, budgets, strict=True)
+        )
+    ]
 
 
-@given(profiles(max_layers=12), st.integers(1, 6), st.sampled_from(["bytes", "time"]))
+def rank(profile: ModelProfile, by: BalanceBy, ranges: list[range]) -> tuple[object, ...]:
+    """How good a partition is by the documented rule; less is better."""
+    loads = layer_loads(profile, by)
+    stage_loads = [sum(loads[i] for i in layers) for layers in ranges]
+    return max(stage_loads), -min(stage_loads), [len(layers) for layers in reversed(ranges)]
+
+
+def lightest_maximum(profile: ModelProfile, by: BalanceBy, budgets: Budgets) -> int | None:
+    """The load of the heaviest stage of the best partition that fits, or None if none does.
+
+    Dynamic programming over (stages so far, layers so far): O(stages * layers ** 2).
+    """
+    n, stages = len(profile.layers), len(budgets)
+    loads = [0, *accumulate(layer_loads(profile, by))]
+    bounds = {0, *legal_cuts(n, profile.groups), n}
+    best: dict[int, int] = {0: 0}
+    for budget in budgets:
+        following: dict[int, int] = {}
+        for start, heaviest in best.items():
+            for end in range(start + 1, n + 1):
+                if end not in bounds:
+                    continue
+                if budget is not None and memory(profile, range(start, end), stages) > budget:
+                    continue
+                load = max(heaviest, loads[end] - loads[start])
+                following[end] = min(load, following.get(end, load))
+        best = following
+    return best.get(n)
+
+
+@given(tasks(max_layers=12), st.sampled_from(BALANCES))
 @settings(max_examples=300, deadline=None)
-def test_equals_exhaustive_search(profile: ModelProfile, stages: int, by: str) -> None:
-    """No partition has a lighter heaviest stage, and ties are broken as documented."""
+def test_equals_exhaustive_search(
+    task: tuple[ModelProfile, list[int | None]], by: BalanceBy
+) -> None:
+    """No partition that fits has a lighter heaviest stage; ties are broken as documented."""
+    profile, budgets = task
+    candidates = fitting(profile, budgets)
+    if candidates:
+        expected = min(candidates, key=lambda ranges: rank(profile, by, ranges))
+        assert list(balance(profile, len(budgets), by, budgets)) == expected
+    else:
+        with pytest.raises(MemoryBudgetError):
+            balance(profile, len(budgets), by, budgets)
+
+
+@given(tasks(max_layers=10))
+@settings(max_examples=200, deadline=None)
+def test_the_shortfall_is_the_least_possible(task: tuple[ModelProfile, list[int | None]]) -> None:
+    """Where nothing fits, the error is about a partition whose worst stage lacks the least."""
+    profile, budgets = task
+    if fitting(profile, budgets):
+        return
+    with pytest.raises(MemoryBudgetError) as caught:
+        balance(profile, len(budgets), budgets=budgets)
+    error = caught.value
+
+    def more(by: int) -> list[int | None]:
+        return [None if budget is None else budget + by for budget in budgets]
+
+    assert fitting(profile, more(error.short_bytes))
+    assert not fitting(profile, more(error.short_bytes - 1))
+    assert error.budget_bytes == budgets[error.stage]
+    assert error.best
+
+
+@given(tasks(max_layers=128), st.sampled_from(BALANCES))
+@settings(max_examples=60, deadline=None)
+def test_every_answer_is_the_best_legal_partition(
+    task: tuple[ModelProfile, list[int | None]], by: BalanceBy
+) -> None:
+    """Each layer once, no group divided, no budget broken, the optimum; refused iff impossible."""
+    profile, budgets = task
+    optimum = lightest_maximum(profile, by, budgets)
+    if optimum is None:
+        with pytest.raises(MemoryBudgetError):
+            balance(profile, len(budgets), by, budgets)
+        return
+    ranges = balance(profile, len(budgets), by, budgets)
+    assert len(ranges) == len(budgets)
+    validate_partition(ranges, profile, budgets)
+    loads = layer_loads(profile, by)
+    assert max(sum(loads[i] for i in layers) for layers in ranges) == optimum
+
+
+@given(profiles(max_layers=40), st.integers(1, 40))
+@settings(deadline=None)
+def test_refused_only_for_want_of_pieces(profile: ModelProfile, stages: int) -> None:
+    """Without budgets, there is a partition wherever there are enough pieces."""
     pieces = len(legal_cuts(len(profile.layers), profile.groups)) + 1
     if stages > pieces:
         with pytest.raises(PartitionError):
-            balance(profile, stages, by)
+            balance(profile, stages)
     else:
-        assert list(balance(profile, stages, by)) == best(profile, stages, by)
-
-
-@given(profiles(max_layers=40), st.integers(1, 40), st.sampled_from(["bytes", "time"]))
-@settings(deadline=None)
-def test_every_answer_is_a_legal_partition(profile: ModelProfile, stages: int, by: str) -> None:
-    """Every layer stands exactly once, no stage is empty, no group is divided."""
-    try:
-        ranges = balance(profile, stages, by)
-    except PartitionError:
-        assert stages > len(legal_cuts(len(profile.layers), profile.groups)) + 1
-        return
-    assert len(ranges) == stages
-    validate_ranges(ranges, len(profile.layers), profile.groups)
+        validate_ranges(balance(profile, stages), len(profile.layers), profile.groups)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +210,70 @@ def test_time_and_bytes_differ() -> None:
     profile = ModelProfile(equal_layers(10).layers, embedding_bytes=400, embedding_work=1)
     assert sizes(balance(profile, 2, "bytes")) == [3, 7]
     assert sizes(balance(profile, 2, "time")) == [5, 5]
+
+
+def test_prefill_makes_no_logits() -> None:
+    """By time of a prompt's token, the head weighs nothing."""
+    profile = ModelProfile(equal_layers(10).layers, head_bytes=1, head_work=400)
+    assert sizes(balance(profile, 2, "time")) == [7, 3]
+    assert sizes(balance(profile, 2, "time:prefill")) == [5, 5]
+
+
+def test_memory_in_proportion_leaves_no_stage_empty() -> None:
+    """With 97.5, 1.25 and 1.25 % of the memory, the small nodes hold a layer each, or none can."""
+    profile, shares = equal_layers(20), (97.5, 1.25, 1.25)
+    roomy = [int(8000 * share / 100) for share in shares]
+    assert sizes(balance(profile, 3, budgets=roomy)) == [18, 1, 1]
+    tight = [int(7999 * share / 100) for share in shares]
+    with pytest.raises(MemoryBudgetError) as caught:
+        balance(profile, 3, budgets=tight)
+    assert (caught.value.short_bytes, caught.value.stage) == (1, 1)
+
+
+@pytest.mark.parametrize("small", range(3))
+def test_the_leftover_layer_goes_where_there_is_room(small: int) -> None:
+    """7 layers on 3 nodes, one with room for exactly 2: the others share the rest."""
+    budgets = [200 if stage == small else 300 for stage in range(3)]
+    found = sizes(balance(equal_layers(7), 3, budgets=budgets))
+    assert found[small] == 2 - (small == 2) or found[small] <= 2
+    assert sum(found) == 7 and max(found) == 3
+    budgets = [200 if stage == small else 249 for stage in range(3)]
+    with pytest.raises(MemoryBudgetError) as caught:
+        balance(equal_layers(7), 3, budgets=budgets)
+    assert caught.value.short_bytes == 51
+    assert caught.value.stage != small
+
+
+def test_one_layer_stages_at_the_ends() -> None:
+    """The first or the last node may have room for one layer and its end of the model only."""
+    profile = ModelProfile(equal_layers(10).layers, embedding_bytes=50, head_bytes=50)
+    assert sizes(balance(profile, 3, budgets=[150, None, None])) == [1, 5, 4]
+    assert sizes(balance(profile, 3, budgets=[None, None, 150])) == [4, 5, 1]
+    assert sizes(balance(profile, 3, budgets=[150, 900, 150])) == [1, 8, 1]
+
+
+def test_caches_count_against_the_budget_only() -> None:
+    """KV caches move a cut where they would not fit, and are no load otherwise."""
+    layers = (*[LayerProfile(100, 1, kv_bytes=100)] * 4, *[LayerProfile(100, 1)] * 4)
+    assert sizes(balance(ModelProfile(layers), 2)) == [4, 4]
+    assert sizes(balance(ModelProfile(layers), 2, budgets=[600, 1000])) == [3, 5]
+
+
+def test_a_tied_table_is_held_once_by_one_stage() -> None:
+    """On one stage embedding and head are the same bytes."""
+    profile = ModelProfile(
+        equal_layers(2).layers, embedding_bytes=50, head_bytes=60, shared_bytes=50
+    )
+    assert sizes(balance(profile, 1, budgets=[260])) == [2]
+    with pytest.raises(MemoryBudgetError) as caught:
+        balance(profile, 1, budgets=[259])
+    assert caught.value.short_bytes == 1
+
+
+def test_budgets_are_as_many_as_the_stages() -> None:
+    """Another number of budgets is a mistake of the caller."""
+    with pytest.raises(ValueError, match="zip"):
+        balance(equal_layers(4), 2, budgets=[100])
 
 
 def test_a_group_keeps_its_layers_together() -> None:

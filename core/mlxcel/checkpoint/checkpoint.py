@@ -21,7 +21,8 @@ class Checkpoint:
         path: Its folder.
         config: What its ``config.json`` says.
         tensors: Every tensor of its weight files by name.
-        files: The weight files, sorted by name.
+        files: The weight files, sorted by name; none where ``tensors`` were worked out from
+            ``config.json`` alone, so that there is nothing to load.
         notices: One line each that a user should read.
         quantization: How modules are packed; None for plain weights.
         loaded: The tensors that the model uses, as they are in memory. Only a family knows;

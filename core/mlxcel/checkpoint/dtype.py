@@ -9,7 +9,7 @@ from typing import Literal
 import attrs
 
 from mlxcel.checkpoint.checkpoint import Checkpoint
-from mlxcel.checkpoint.headers import TensorHeader
+from mlxcel.checkpoint.headers import DTYPE_BITS, TensorHeader
 from mlxcel.errors import UnsupportedError
 
 DTYPES = ("auto", "checkpoint", "float32", "bfloat16", "float16")
@@ -91,6 +91,14 @@ def stored_bytes(header: TensorHeader, choice: DtypeChoice, casts: bool) -> int:
     if choice.cast is None or not casts or header.dtype not in _NAMES:
         return header.nbytes
     return math.prod(header.shape) * _ITEMSIZE[choice.cast]
+
+
+def activation_bytes(checkpoint: Checkpoint, choice: DtypeChoice) -> int:
+    """Bytes of one number of the activations, and so of the KV caches, under ``choice``."""
+    if choice.cast is not None:
+        return _ITEMSIZE[choice.cast]
+    stored = _activation_dtypes(checkpoint)
+    return max((DTYPE_BITS[dtype] // 8 for dtype in stored), default=_ITEMSIZE["float32"])
 
 
 def is_quantized(checkpoint: Checkpoint) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxcel.cli.model_flags import add_stage_flags, add_type_flags
 from mlxcel.cli.output import JsonOutput, Output, TextOutput
 from mlxcel.cli.plugins import add_no_plugin, discover
 from mlxcel.cli.progress import LoadingBars
@@ -57,28 +58,8 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """What says which model runs, and in which stages."""
     model = parser.add_argument_group("model and stages")
     model.add_argument("-m", "--model", required=True, type=Path, metavar="DIR")
-    model.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "checkpoint", "float32", "bfloat16", "float16"],
-        help="dtype of floating parameters and activations (auto)",
-    )
-    model.add_argument(
-        "--weights",
-        default="auto",
-        choices=["auto", "quantized", "dequantized"],
-        help="what quantized weights are in memory (auto: whichever is faster and fits)",
-    )
-    model.add_argument("--pp-size", type=int, metavar="N", help="pipeline stages (1)")
-    model.add_argument(
-        "--pp-layers", metavar="RANGES", help='layers of each stage, such as "0-14,15-29"'
-    )
-    model.add_argument(
-        "--pp-balance",
-        default="bytes",
-        choices=["bytes", "time"],
-        help="what automatic stages have equal shares of (bytes)",
-    )
+    add_type_flags(model)
+    add_stage_flags(model)
     model.add_argument(
         "--pp-workers",
         default="thread",

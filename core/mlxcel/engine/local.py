@@ -16,12 +16,11 @@ from mlxcel.checkpoint.weights_mode import WeightsChoice, available_memory, choo
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
 from mlxcel.errors import CheckpointError, MlxcelError, UnsupportedError
 from mlxcel.family.choose import choose_family
-from mlxcel.family.contract import Family
 from mlxcel.observe.events import StageLoaded, StageStopped
 from mlxcel.partition.balance import BalanceBy
 from mlxcel.partition.consistency import oddities
 from mlxcel.partition.plan import Plan, make_plan
-from mlxcel.partition.profile import profile_checkpoint
+from mlxcel.partition.profile import plain_bytes
 from mlxcel.pipeline.link import Link, WireLink
 from mlxcel.pipeline.pipeline import OnProgress
 from mlxcel.pipeline.processes import ProcessPipeline
@@ -122,7 +121,7 @@ def open_model(
         dtype=dtype,
         device=_device(),
         fast_blas=fast_blas,
-        plain_bytes=_plain_bytes(checkpoint, family),
+        plain_bytes=plain_bytes(checkpoint, family),
         memory_bytes=available_memory(),
     )
     choice = choose_dtype(checkpoint, "float32" if mode.dequantize else dtype, _device())
@@ -138,12 +137,6 @@ def open_model(
     )
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.config)
     return LocalModel(checkpoint, name, choice, mode, plan, tokenizer, plugins)
-
-
-def _plain_bytes(checkpoint: Checkpoint, family: Family) -> int:
-    """What the stages hold in all with dequantized weights, and so everything in float32."""
-    float32 = DtypeChoice("float32", "")
-    return profile_checkpoint(checkpoint, family, float32, dequantize=True).total_bytes
 
 
 @contextmanager

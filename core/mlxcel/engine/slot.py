@@ -17,12 +17,17 @@ from mlxcel.wire.tensor import WireTensor
 
 @attrs.frozen
 class Request:
-    """One prompt: its token ids, how many tokens to make at most, how to draw them."""
+    """One prompt: its token ids, how many tokens to make at most, how to draw them.
+
+    ``stop`` are strings that end the text; with ``ignore_end`` the model's end tokens do not.
+    """
 
     index: int
     prompt: tuple[int, ...]
     max_tokens: int
     sampling: Sampling = attrs.field(factory=Sampling)
+    stop: tuple[str, ...] = ()
+    ignore_end: bool = False
 
 
 @attrs.frozen
@@ -107,7 +112,12 @@ def credits_for(prompts: int, stages: int, rows: int) -> int:
 def _join(handle: int, requests: Sequence[Request], handles: Iterator[int]) -> list[Operation]:
     """One row is a batch as it is; several are made one by one and merged."""
     if len(requests) == 1:
-        return [New(handle, requests[0].index, requests[0].sampling)]
+        return [_new(handle, requests[0])]
     singles = [next(handles) for _ in requests]
-    new = [New(h, r.index, r.sampling) for h, r in zip(singles, requests, strict=True)]
+    new = [_new(single, request) for single, request in zip(singles, requests, strict=True)]
     return [*new, Merge(handle, tuple(singles))]
+
+
+def _new(handle: int, request: Request) -> New:
+    prompt = request.prompt if request.sampling.looks_back else ()
+    return New(handle, request.index, request.sampling, prompt)

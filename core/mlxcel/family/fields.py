@@ -6,7 +6,7 @@ field, so that a family needs no checks of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.errors import CheckpointError
@@ -52,23 +52,60 @@ def flag(config: ModelConfig, key: str, *, default: bool | None = None) -> bool:
     return value
 
 
-def per_layer(config: ModelConfig, key: str, known: Sequence[Any]) -> tuple[Any, ...]:
+def per_layer(
+    config: ModelConfig,
+    key: str,
+    known: Sequence[Any],
+    *,
+    default: Callable[[int], Any] | None = None,
+) -> tuple[Any, ...]:
     """The list (or string) ``key`` that has one entry for each layer, each one of ``known``.
 
+    Args:
+        default: The entry of a layer, by its index, where the list is absent or null.
+
     Raises:
-        CheckpointError: It is absent, of another length than num_hidden_layers, or has an
-            entry that is not known.
+        CheckpointError: It is absent and has no default, it is of another length than
+            num_hidden_layers, or it has an entry that is not known.
     """
+    if config.get(key) is None and default is not None:
+        return tuple(map(default, range(config.num_layers)))
     values = config.require(key)
-    if not isinstance(values, (list, str)) or len(values) != config.num_layers:
-        size = len(values) if isinstance(values, (list, str)) else "no"
+    if not isinstance(values, list | str):
+        raise contradiction(config, f"{key} is {values!r}, not a list with an entry per layer")
+    if len(values) != config.num_layers:
         raise contradiction(
-            config, f"{key} has {size} entries for num_hidden_layers {config.num_layers}"
+            config,
+            f"{key} has {len(values)} entries, num_hidden_layers is {config.num_layers}",
         )
     if unknown := [value for value in values if value not in known]:
         names = ", ".join(map(repr, known))
         raise contradiction(config, f"{key} has the unknown entry {unknown[0]!r} (known: {names})")
     return tuple(values)
+
+
+def experts_by_step(config: ModelConfig, index: int) -> bool:
+    """Whether layer ``index`` has experts, as Qwen says it: every n-th layer but some.
+
+    Raises:
+        CheckpointError: ``mlp_only_layers`` is no list, or a count is none.
+    """
+    dense = config.get("mlp_only_layers", [])
+    if not isinstance(dense, list):
+        raise contradiction(config, f"mlp_only_layers is {dense!r}, not a list of layers")
+    if index in dense or not count(config, "num_experts", minimum=0):
+        return False
+    return (index + 1) % count(config, "decoder_sparse_step", default=1) == 0
+
+
+def experts_after_dense(config: ModelConfig, index: int) -> bool:
+    """Whether layer ``index`` may have experts, as DeepSeek says it: not among the first ones.
+
+    Raises:
+        CheckpointError: ``first_k_dense_replace`` or ``moe_layer_freq`` is no count.
+    """
+    first = count(config, "first_k_dense_replace", default=0, minimum=0)
+    return index >= first and index % count(config, "moe_layer_freq", default=1) == 0
 
 
 def contradiction(config: ModelConfig, problem: str) -> CheckpointError:

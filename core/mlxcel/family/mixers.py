@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family.caches import KVCacheKind, RotatingCacheKind, StateCacheKind
-from mlxcel.family.fields import contradiction, count, flag
+from mlxcel.family import fields
 from mlxcel.family.shapes import TensorShape, convolution, experts, linear, norm, vector
 
 if TYPE_CHECKING:
@@ -64,20 +64,20 @@ class Attention:
         Raises:
             CheckpointError: A size is missing, or the heads do not divide.
         """
-        hidden = count(config, "hidden_size")
-        heads = count(config, "num_attention_heads")
-        kv_heads = count(config, "num_key_value_heads", default=heads)
+        hidden = fields.count(config, "hidden_size")
+        heads = fields.count(config, "num_attention_heads")
+        kv_heads = fields.count(config, "num_key_value_heads", default=heads)
         if heads % kv_heads:
-            raise contradiction(
+            raise fields.contradiction(
                 config,
                 f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
             )
         if own_head_dim and config.get("head_dim") is not None:
-            dim = count(config, "head_dim")
+            dim = fields.count(config, "head_dim")
         elif hidden % heads == 0:
             dim = hidden // heads
         else:
-            raise contradiction(
+            raise fields.contradiction(
                 config, f"hidden_size {hidden} is no multiple of num_attention_heads {heads}"
             )
         return cls(hidden, heads, kv_heads, dim, bias, out_bias, norms, gated)
@@ -133,15 +133,15 @@ class LatentAttention:
         if "q_lora_rank" in config.text and config.text["q_lora_rank"] is None:
             query_rank = None
         else:
-            query_rank = count(config, "q_lora_rank")
+            query_rank = fields.count(config, "q_lora_rank")
         return cls(
-            count(config, "hidden_size"),
-            count(config, "num_attention_heads"),
+            fields.count(config, "hidden_size"),
+            fields.count(config, "num_attention_heads"),
             query_rank,
-            count(config, "kv_lora_rank"),
-            count(config, "qk_nope_head_dim"),
-            count(config, "qk_rope_head_dim"),
-            count(config, "v_head_dim"),
+            fields.count(config, "kv_lora_rank"),
+            fields.count(config, "qk_nope_head_dim"),
+            fields.count(config, "qk_rope_head_dim"),
+            fields.count(config, "v_head_dim"),
             bias,
         )
 
@@ -195,21 +195,21 @@ class GatedDelta:
         Raises:
             CheckpointError: A size is missing, or the heads do not divide.
         """
-        key_heads = count(config, "linear_num_key_heads")
-        value_heads = count(config, "linear_num_value_heads")
+        key_heads = fields.count(config, "linear_num_key_heads")
+        value_heads = fields.count(config, "linear_num_value_heads")
         if value_heads % key_heads:
-            raise contradiction(
+            raise fields.contradiction(
                 config,
                 f"linear_num_value_heads {value_heads} is no multiple of "
                 f"linear_num_key_heads {key_heads}",
             )
         return cls(
-            count(config, "hidden_size"),
+            fields.count(config, "hidden_size"),
             key_heads,
-            count(config, "linear_key_head_dim"),
+            fields.count(config, "linear_key_head_dim"),
             value_heads,
-            count(config, "linear_value_head_dim"),
-            count(config, "linear_conv_kernel_dim", default=4),
+            fields.count(config, "linear_value_head_dim"),
+            fields.count(config, "linear_conv_kernel_dim", default=4),
             fused,
         )
 
@@ -316,20 +316,20 @@ class Mamba2:
         Raises:
             CheckpointError: A size is missing, or heads and groups do not divide.
         """
-        heads, groups = count(config, "mamba_num_heads"), count(config, "n_groups")
+        heads, groups = fields.count(config, "mamba_num_heads"), fields.count(config, "n_groups")
         if heads % groups:
-            raise contradiction(
+            raise fields.contradiction(
                 config, f"mamba_num_heads {heads} is no multiple of n_groups {groups}"
             )
         return cls(
-            count(config, "hidden_size"),
+            fields.count(config, "hidden_size"),
             heads,
-            count(config, "mamba_head_dim"),
+            fields.count(config, "mamba_head_dim"),
             groups,
-            count(config, "ssm_state_size"),
-            count(config, "conv_kernel"),
-            flag(config, "mamba_proj_bias"),
-            flag(config, "use_conv_bias"),
+            fields.count(config, "ssm_state_size"),
+            fields.count(config, "conv_kernel"),
+            fields.flag(config, "mamba_proj_bias"),
+            fields.flag(config, "use_conv_bias"),
         )
 
     @property

@@ -8,9 +8,16 @@ and recurrence) is in :mod:`mlxcel.family.mixers`, because it has a cache too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import attrs
+
+from mlxcel.family import fields
+
+if TYPE_CHECKING:
+    from mlxcel.checkpoint.config import ModelConfig
 
 PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 """The two norms of most blocks: before attention, before the feed-forward network."""
@@ -102,6 +109,25 @@ def deepseek_moe(
         yield from gated_mlp(f"{name}.shared_experts", hidden, shared)
 
 
+def deepseek_feed_forward(config: ModelConfig, name: str, index: int) -> Iterator[TensorShape]:
+    """Layer ``index`` of a DeepSeek-like model behind attention: one MLP, or the mixture.
+
+    Raises:
+        CheckpointError: A size is missing.
+    """
+    hidden = fields.count(config, "hidden_size")
+    if config.get("n_routed_experts") is None or not fields.experts_after_dense(config, index):
+        return gated_mlp(name, hidden, fields.count(config, "intermediate_size"))
+    inner = fields.count(config, "moe_intermediate_size")
+    return deepseek_moe(
+        name,
+        hidden,
+        fields.count(config, "n_routed_experts"),
+        inner,
+        shared=inner * fields.count(config, "n_shared_experts", default=0, minimum=0),
+    )
+
+
 def linear_moe(
     name: str, hidden: int, count: int, inner: int, *, shared: int = 0
 ) -> Iterator[TensorShape]:
@@ -130,12 +156,11 @@ def block(
 
 
 def decoder(
-    layers: int,
+    config: ModelConfig,
     layer: Callable[[str, int], Iterable[TensorShape]],
     *,
-    vocab: int,
-    hidden: int,
     tied: bool,
+    vocab: int | None = None,
     prefix: str = "",
     final_norm: str = "norm",
 ) -> Iterator[TensorShape]:
@@ -143,11 +168,22 @@ def decoder(
 
     Args:
         layer: The parameters of one layer, of its name and its index.
+        vocab: Instead of ``vocab_size`` of the config.
         prefix: What stands before ``model.`` and ``lm_head.``, with a trailing dot.
+
+    Raises:
+        CheckpointError: ``hidden_size`` or ``vocab_size`` is missing.
     """
-    yield from embedding(f"{prefix}model.embed_tokens", vocab, hidden)
-    for index in range(layers):
-        yield from layer(f"{prefix}model.layers.{index}", index)
-    yield from norm(f"{prefix}model.{final_norm}", hidden)
-    if not tied:
-        yield from linear(f"{prefix}lm_head", vocab, hidden)
+    hidden = fields.count(config, "hidden_size")
+    rows = vocab or fields.count(config, "vocab_size")
+    body = (
+        shape
+        for index in range(config.num_layers)
+        for shape in layer(f"{prefix}model.layers.{index}", index)
+    )
+    return itertools.chain(
+        embedding(f"{prefix}model.embed_tokens", rows, hidden),
+        body,
+        norm(f"{prefix}model.{final_norm}", hidden),
+        () if tied else linear(f"{prefix}lm_head", rows, hidden),
+    )

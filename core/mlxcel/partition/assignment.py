@@ -14,7 +14,8 @@ class StageAssignment:
     """The share of one stage.
 
     ``layer_range`` is half-open. ``device_id`` is the node's id in the cluster's TOML, or
-    ``local-stage-<i>`` within one process. ``estimated_memory_bytes`` are the weights alone.
+    ``local-stage-<i>`` within one process. ``estimated_memory_bytes`` are the weights alone,
+    ``kv_bytes`` the caches of as many tokens as the plan is made for.
     """
 
     stage_index: int
@@ -23,6 +24,12 @@ class StageAssignment:
     has_embedding: bool
     has_lm_head: bool
     estimated_memory_bytes: int
+    kv_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """What a memory budget must hold: weights and caches."""
+        return self.estimated_memory_bytes + self.kv_bytes
 
 
 def assign(
@@ -44,6 +51,7 @@ def assign(
             has_embedding=stage == 0,
             has_lm_head=stage == last,
             estimated_memory_bytes=_memory(profile, layers, stage == 0, stage == last),
+            kv_bytes=sum(profile.layers[layer].kv_bytes for layer in layers),
         )
         for stage, (layers, device_id) in enumerate(zip(ranges, device_ids, strict=True))
     )

@@ -1,63 +1,68 @@
 """The automatic partition: contiguous layer ranges with the smallest possible heaviest stage.
 
-This is the linear partition problem (Skiena, *The Algorithm Design Manual*, 8.5). The load of
-the embedding belongs to the first layer and that of the head to the last one, since these
-stay together wherever the cuts fall; only the legal cuts of the adjacency groups are tried.
-
-Among the partitions whose heaviest stage is as light as possible, the one whose lightest
-stage is as heavy as possible is taken; among those, the one whose last stage is shortest,
-then the one before it, and so on. So the result is unique, and 10 equal layers on 3 stages
-are 4, 3 and 3.
+The load of the embedding belongs to the first layer and that of the head to the last one,
+since these stay together wherever the cuts fall; only the legal cuts of the adjacency groups
+are tried. What is evened out and what the budgets limit are two things: weights and caches
+count against a budget, and the load is the bytes of the weights alone, or work.
+:mod:`mlxcel.partition.solve` says which of several best partitions is taken; 10 equal layers
+on 3 stages are 4, 3 and 3.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlxcel.errors import PartitionError
+from mlxcel.partition.assignment import assign
+from mlxcel.partition.memory import Budgets, overrun
 from mlxcel.partition.profile import ModelProfile
 from mlxcel.partition.ranges import format_ranges, legal_cuts
+from mlxcel.partition.solve import Totals, shortfall, solve
 
-BalanceBy = Literal["bytes", "time"]
-"""What is evened out: the memory of the stages, or the time they need for a token."""
+BalanceBy = Literal["bytes", "time", "time:prefill"]
+"""What is evened out: the memory of the stages, the time they need for a decoded token, or
+for a token of a prompt, which makes no logits."""
+
+BALANCES: tuple[BalanceBy, ...] = get_args(BalanceBy)
 
 
-def balance(profile: ModelProfile, stages: int, by: BalanceBy = "bytes") -> tuple[range, ...]:
+def balance(
+    profile: ModelProfile, stages: int, by: BalanceBy = "bytes", budgets: Budgets | None = None
+) -> tuple[range, ...]:
     """Divide the layers of ``profile`` into ``stages`` half-open ranges, none empty.
+
+    Args:
+        by: What the stages get equal shares of, as far as the budgets allow.
+        budgets: The bytes of weights and caches that each stage may hold.
 
     Raises:
         PartitionError: There is no such division: no stage, more stages than layers, or more
             than the adjacency groups leave pieces for.
+        MemoryBudgetError: There are such divisions, but every one of them breaks a budget.
+            The error is about the one whose worst stage lacks the least.
     """
     num_layers = len(profile.layers)
     bounds = [0, *legal_cuts(num_layers, profile.groups), num_layers]
     _check(profile, stages, pieces=len(bounds) - 1)
-
-    sums = np.concatenate(([0], np.cumsum(layer_loads(profile, by), dtype=np.int64)))[bounds]
-    total = int(sums[-1])
-    heaviest = bisect_left(
-        range(total), True, key=lambda high: _reachable(sums, stages, 0, high) is not None
-    )
-    lightest = heaviest - bisect_left(
-        range(heaviest),
-        True,
-        key=lambda slack: _reachable(sums, stages, heaviest - slack, heaviest) is not None,
-    )
-    reachable = _reachable(sums, stages, lightest, heaviest)
-    assert reachable is not None
-
-    ends = [len(bounds) - 1]
-    for reached in reversed(reachable):
-        load = sums[ends[-1]] - sums[: ends[-1]]
-        fits = reached[: ends[-1]] & (load >= lightest) & (load <= heaviest)
-        ends.append(int(np.flatnonzero(fits)[-1]))
-    cuts = [bounds[end] for end in reversed(ends)]
-    return tuple(range(a, b) for a, b in pairwise(cuts))
+    loads = _totals(layer_loads(profile, by), bounds)
+    memory = _totals(layer_memory(profile, stages), bounds)
+    unlimited = int(memory[-1])
+    limits = [
+        unlimited if budget is None else budget
+        for _, budget in zip(range(stages), budgets or [None] * stages, strict=True)
+    ]
+    if places := solve(loads, memory, limits):
+        return _ranges(places, bounds)
+    assert budgets is not None
+    more = shortfall(memory, limits)
+    closest = solve(memory, memory, [limit + more for limit in limits])
+    assert closest is not None
+    error = overrun(assign(profile, _ranges(closest, bounds)), budgets, best=True)
+    assert error is not None
+    raise error
 
 
 def layer_loads(profile: ModelProfile, by: BalanceBy) -> list[int]:
@@ -69,29 +74,27 @@ def layer_loads(profile: ModelProfile, by: BalanceBy) -> list[int]:
         loads = [layer.work for layer in profile.layers]
         first, last = profile.embedding_work, profile.head_work
     loads[0] += first
-    loads[-1] += last
+    if by != "time:prefill":
+        loads[-1] += last
     return loads
 
 
-def _reachable(
-    sums: NDArray[np.int64], stages: int, low: int, high: int
-) -> list[NDArray[np.bool_]] | None:
-    """Which bounds each stage can begin at, if every stage before it loads ``low`` to ``high``.
+def layer_memory(profile: ModelProfile, stages: int) -> list[int]:
+    """What each layer takes of a budget, with the embedding on the first, the head on the last."""
+    memory = [layer.bytes + layer.kv_bytes for layer in profile.layers]
+    memory[0] += profile.embedding_bytes
+    memory[-1] += profile.head_bytes
+    if stages == 1:
+        memory[-1] -= profile.shared_bytes
+    return memory
 
-    ``sums[i]`` is the load of all pieces before bound ``i``. The answer has one mask over the
-    bounds per stage, or is None where the last stage cannot end at the last bound.
-    """
-    index = np.arange(len(sums))
-    first = np.searchsorted(sums, sums - high, side="left")
-    stop = np.minimum(np.searchsorted(sums, sums - low, side="right"), index)
-    window = stop > first
-    reached = index == 0
-    masks = []
-    for _ in range(stages):
-        masks.append(reached)
-        before = np.concatenate(([0], np.cumsum(reached)))
-        reached = window & (before[np.maximum(stop, first)] > before[first])
-    return masks if reached[-1] else None
+
+def _totals(values: list[int], bounds: list[int]) -> Totals:
+    return np.concatenate(([0], np.cumsum(values, dtype=np.int64)))[bounds]
+
+
+def _ranges(places: tuple[int, ...], bounds: list[int]) -> tuple[range, ...]:
+    return tuple(range(bounds[a], bounds[b]) for a, b in pairwise(places))
 
 
 def _check(profile: ModelProfile, stages: int, pieces: int) -> None:

@@ -7,6 +7,10 @@ than its real ``nbytes``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import attrs
+
 from mlxcel.family.caches import (
     CacheGroup,
     CacheKind,
@@ -16,6 +20,28 @@ from mlxcel.family.caches import (
 
 BLOCK = 256
 """Positions by which mlx-lm's caches grow."""
+
+
+@attrs.frozen
+class Workload:
+    """The tokens that a plan leaves room for.
+
+    Attributes:
+        context: Tokens of a sequence, prompt and generated.
+        sequences: How many sequences of that length there are at once.
+        chunk: Prompt tokens of one step at most.
+    """
+
+    context: int
+    sequences: int = 1
+    chunk: int = 512
+
+    def kv_bytes(self, caches: Sequence[CacheKind | None], itemsize: int) -> list[int]:
+        """The most bytes that each layer's cache takes, where ``caches`` are its kinds."""
+        return [
+            cache_bytes(kind, self.sequences, self.context, itemsize=itemsize, chunk=self.chunk)
+            for kind in caches
+        ]
 
 
 def cache_bytes(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import attrs
 
 from mlxcel.checkpoint.checkpoint import Checkpoint
-from mlxcel.checkpoint.dtype import DtypeChoice
-from mlxcel.errors import PartitionError
+from mlxcel.checkpoint.dtype import DtypeChoice, activation_bytes, is_quantized
+from mlxcel.errors import MemoryBudgetError, PartitionError
 from mlxcel.family.contract import Family
 from mlxcel.partition.assignment import StageAssignment, assign
 from mlxcel.partition.balance import BalanceBy, balance
+from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.consistency import check_consistency
+from mlxcel.partition.memory import Budgets, MemoryLimits, validate_partition
 from mlxcel.partition.profile import ModelProfile, profile_checkpoint
-from mlxcel.partition.ranges import parse_ranges, validate_ranges
+from mlxcel.partition.ranges import parse_ranges
+from mlxcel.partition.remedies import remedies
 from mlxcel.plugins import Plugins
 
 
@@ -34,6 +37,8 @@ def make_plan(
     size: int | None = None,
     layers: str | None = None,
     by: BalanceBy = "bytes",
+    workload: Workload | None = None,
+    limits: MemoryLimits | None = None,
 ) -> Plan:
     """Cut a model into stages; nothing is loaded.
 
@@ -41,34 +46,58 @@ def make_plan(
         dequantize: Whether packed matrices become plain float32 ones.
         size: The number of stages; None is 1, or what ``layers`` implies.
         layers: Inclusive ranges such as ``"0-19,20-39"``; None balances automatically.
-        by: What the balancer evens out: ``bytes`` or ``time``.
+        by: What the balancer evens out.
+        workload: The tokens whose caches count against the limits; None counts no caches.
+        limits: The memory of the stages; None does not limit it.
 
     Raises:
         CheckpointError: config.json and the weight files contradict each other.
         PartitionError: The ranges do not tile the layers, cut an adjacency group, disagree
             with ``size``, or there are more stages than layers.
+        UsageError: The limits are not as many as the stages, or cannot be.
+        UnsupportedError: The family does not say what its caches are.
+        MemoryBudgetError: The stages do not fit their memory.
     """
     check_consistency(checkpoint, family)
     profile = profile_checkpoint(checkpoint, family, dtype, dequantize=dequantize)
-    ranges = _ranges(profile, plugins, size, layers, by)
-    validate_ranges(ranges, len(profile.layers), profile.groups)
+    if workload is not None:
+        itemsize = activation_bytes(checkpoint, dtype)
+        caches = family.caches(checkpoint.config)
+        profile = profile.with_caches(workload.kv_bytes(caches, itemsize))
+    given = None if layers is None else _given(layers, size)
+    stages = len(given) if given else 1 if size is None else size
+    budgets = None if limits is None else limits.budgets(stages)
+    try:
+        ranges = given or _placed(profile, plugins, stages, by, budgets)
+        validate_partition(ranges, profile, budgets)
+    except MemoryBudgetError as error:
+        assert budgets is not None
+        quantized = is_quantized(checkpoint) and not dequantize
+        helps = "; or ".join(remedies(profile, budgets, quantized=quantized))
+        way_out = f"{error.way_out} What would help: {helps}." if helps else error.way_out
+        raise attrs.evolve(error, way_out=way_out) from None
     return Plan(profile, assign(profile, ranges))
 
 
-def _ranges(
-    profile: ModelProfile, plugins: Plugins, size: int | None, layers: str | None, by: BalanceBy
+def _placed(
+    profile: ModelProfile, plugins: Plugins, stages: int, by: BalanceBy, budgets: Budgets | None
 ) -> tuple[range, ...]:
-    if layers is None:
-        stages = 1 if size is None else size
-        placed = plugins.hook.mlxcel_place_stages(profile=profile, stages=stages, balance=by)
-        if placed is None:
-            return balance(profile, stages, by)
-        if len(placed) != stages:
-            raise PartitionError(
-                f"A plugin placed {len(placed)} stages where {stages} were asked for.",
-                "Leave that plugin out (--no-plugin NAME), or give --pp-layers.",
-            )
-        return tuple(placed)
+    """What a plugin decides, else the balancer."""
+    placed = plugins.hook.mlxcel_place_stages(
+        profile=profile, stages=stages, balance=by, budgets=budgets
+    )
+    if placed is None:
+        return balance(profile, stages, by, budgets)
+    if len(placed) != stages:
+        raise PartitionError(
+            f"A plugin placed {len(placed)} stages where {stages} were asked for.",
+            "Leave that plugin out (--no-plugin NAME), or give --pp-layers.",
+        )
+    return tuple(placed)
+
+
+def _given(layers: str, size: int | None) -> tuple[range, ...]:
+    """The ranges of ``--pp-layers``, as many as ``--pp-size`` says."""
     ranges = parse_ranges(layers)
     if size is not None and size != len(ranges):
         raise PartitionError(

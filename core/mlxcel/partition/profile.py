@@ -1,7 +1,8 @@
 """What each part of a model costs: bytes to hold it, multiplications to run one token.
 
-Bytes are exact: they come from the safetensors headers, after the casts of ``--dtype`` and
-what ``--weights`` makes of packed matrices.
+Bytes come from the safetensors headers, after the casts of ``--dtype`` and what ``--weights``
+makes of packed matrices; so they are exact, unless the headers were worked out from
+config.json alone.
 Work counts the weights that one token is multiplied with, which is what decides the time
 of a step on a CPU; a token touches one row of the embedding, but the whole head.
 """
@@ -9,19 +10,18 @@ of a step on a CPU; a token touches one row of the embedding, but the whole head
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mlxcel.checkpoint.dtype import stored_bytes
+from mlxcel.checkpoint.dtype import DtypeChoice, stored_bytes
 from mlxcel.errors import CheckpointError
 from mlxcel.family.contract import Family, LayerAdjacencyGroup, Part
 from mlxcel.partition.ranges import format_layers
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.checkpoint import Checkpoint
-    from mlxcel.checkpoint.dtype import DtypeChoice
     from mlxcel.checkpoint.headers import TensorHeader
 
 _FLOAT32_BYTES = 4
@@ -29,10 +29,14 @@ _FLOAT32_BYTES = 4
 
 @attrs.frozen
 class LayerProfile:
-    """One layer: ``bytes`` in memory, ``work`` in multiply-adds per token."""
+    """One layer: ``bytes`` of its weights in memory, ``work`` in multiply-adds per token.
+
+    ``kv_bytes`` are its caches, for as many tokens as the plan is made for.
+    """
 
     bytes: int
     work: int
+    kv_bytes: int = 0
 
 
 @attrs.frozen
@@ -61,6 +65,13 @@ class ModelProfile:
         """The bytes of all stages together, if there are at least two."""
         layers = sum(layer.bytes for layer in self.layers)
         return layers + self.embedding_bytes + self.head_bytes
+
+    def with_caches(self, kv_bytes: Sequence[int]) -> ModelProfile:
+        """The same profile with the bytes of each layer's caches."""
+        layers = zip(self.layers, kv_bytes, strict=True)
+        return attrs.evolve(
+            self, layers=tuple(attrs.evolve(layer, kv_bytes=size) for layer, size in layers)
+        )
 
 
 def profile_checkpoint(
@@ -125,6 +136,12 @@ def profile_checkpoint(
         groups=family.adjacency(config),
         shared_bytes=shared_bytes,
     )
+
+
+def plain_bytes(checkpoint: Checkpoint, family: Family) -> int:
+    """What the stages hold in all with dequantized weights, and so everything in float32."""
+    float32 = DtypeChoice("float32", "")
+    return profile_checkpoint(checkpoint, family, float32, dequantize=True).total_bytes
 
 
 def _packed_weights(header: TensorHeader, checkpoint: Checkpoint) -> int | None:

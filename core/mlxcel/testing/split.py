@@ -4,12 +4,16 @@
 between them; :class:`Whole` runs mlx-lm's own model on the same batches. Every logit of
 both must be the same to the last bit. As bits compose, a chain that is cut at *every* legal
 boundary proves each of them at once.
+
+Where mlx-lm's model cannot run a batch, or not rightly, :func:`one_stage` is what a split is
+compared with, and :func:`unlike_alone` shows that its rows are those of single runs.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -43,6 +47,14 @@ class Model(Protocol):
         ...
 
 
+class Reference(Protocol):
+    """Makes what a split is compared with: :class:`Whole`, or :func:`one_stage`."""
+
+    def __call__(
+        self, path: Path, family: Family, dtype: str | None = None, *, dequantize: bool = False
+    ) -> Model: ...
+
+
 class Chain:
     """A checkpoint in stages; between two of them the payload becomes bytes and back."""
 
@@ -71,6 +83,14 @@ class Chain:
             out = stage(arrays, table[handle].caches)
             payload = {name: to_wire(value) for name, value in out.items()}
         return stage.logits(out["h"])
+
+
+def one_stage(
+    path: Path, family: Family, dtype: str | None = None, *, dequantize: bool = False
+) -> Chain:
+    """The whole checkpoint as the only stage of a chain."""
+    layers = range(family.open(path).config.num_layers)
+    return Chain(path, family, [layers], dtype, dequantize=dequantize)
 
 
 class Whole:
@@ -150,38 +170,34 @@ def check_illegal_cuts(path: Path, family: Family) -> list[str]:
     return wrong
 
 
-def differences(whole: Model, split: Model, scene: Scene) -> Iterator[str]:
+def differences(whole: Model, split: Model, scene: Scene, tolerance: float = 0.0) -> Iterator[str]:
     """Run ``scene`` through both, batch operations included; yields what is not identical.
 
-    After the prefill and half of the decode steps, the second row leaves and a new sequence
-    joins, as they do in a running server.
+    Args:
+        tolerance: How far logits may be apart, if greedy tokens are equal; by default not at
+            all.
     """
-    handles = itertools.count(HANDLE + 1)
-    requests = scene.prompts()
-    logits = None
-    for number, work in enumerate(prompt_work(HANDLE, requests, scene.chunk, handles)):
-        logits = whole.run(HANDLE, work)
-        yield from _compare(f"prefill step {number}", logits, split.run(HANDLE, work))
-    assert logits is not None
-    tokens = _greedy(logits)
-    for step in range(scene.steps):
-        operations: list[Operation] = []
-        if step == scene.steps // 2 and len(tokens) > 1:
-            newcomer, single = next(handles), next(handles)
-            prompt = Request(len(requests), (72, 101, 121), 1)
-            for work in prompt_work(single, [prompt], scene.chunk, handles):
-                logits = whole.run(single, work)
-                yield from _compare("newcomer", logits, split.run(single, work))
-            operations = [
-                Filter(HANDLE, (0, *range(2, len(tokens)))),
-                Merge(newcomer, (single,)),
-                Extend(HANDLE, newcomer),
-            ]
-            tokens = [tokens[0], *tokens[2:], *_greedy(logits)]
-        work = Work(tuple(operations), [[token] for token in tokens], sample=True)
-        logits = whole.run(HANDLE, work)
-        yield from _compare(f"decode step {step}", logits, split.run(HANDLE, work))
-        tokens = _greedy(logits)
+    for step in _play(whole, scene):
+        again = split.run(step.handle, step.work)
+        yield from _compare(step.name, step.logits, again, tolerance)
+
+
+def unlike_alone(batch: Model, alone: Model, scene: Scene, tolerance: float) -> Iterator[str]:
+    """Each sequence of ``scene`` in ``batch`` against the same one ``alone``; yields what differs.
+
+    Alone, a prompt is prefilled in one piece. A product of several rows may add in another
+    order than that of one, so logits are compared within ``tolerance``, greedy tokens exactly.
+    """
+    sequences: dict[Request, list[mx.array]] = defaultdict(list)
+    for step in _play(batch, scene):
+        if step.work.sample:
+            for row, request in enumerate(step.requests):
+                sequences[request].append(step.logits[row : row + 1])
+    for request, seen in sequences.items():
+        ran = [(work, alone.run(HANDLE, work)) for work in _alone(request, seen)]
+        expected = [logits for work, logits in ran if work.sample]
+        for number, (one, here) in enumerate(zip(expected, seen, strict=True)):
+            yield from _compare(f"sequence {request.index}, token {number}", one, here, tolerance)
 
 
 def check_split(
@@ -192,6 +208,7 @@ def check_split(
     dtype: str | None = None,
     dequantize: bool = False,
     scenes: Sequence[Scene] = SCENES,
+    reference: Reference = Whole,
 ) -> list[str]:
     """All differences between a split and the whole; empty when the two are identical.
 
@@ -199,25 +216,81 @@ def check_split(
         ranges: The stages; None cuts at every legal boundary.
         dtype: What both sides cast their floating parameters to.
         dequantize: Whether both sides make packed weights plain float32 ones.
+        reference: What the split is compared with.
     """
     stages = every_cut(path, family) if ranges is None else ranges
     return [
         f"{scene}: {difference}"
         for scene in scenes
         for difference in differences(
-            Whole(path, family, dtype, dequantize=dequantize),
+            reference(path, family, dtype, dequantize=dequantize),
             Chain(path, family, stages, dtype, dequantize=dequantize),
             scene,
         )
     ]
 
 
-def _compare(where: str, whole: mx.array, split: mx.array) -> Iterator[str]:
+@attrs.frozen
+class _Step:
+    """One step of a scene as a model ran it; ``requests`` are the rows of its batch."""
+
+    name: str
+    handle: int
+    work: Work
+    requests: list[Request]
+    logits: mx.array
+
+
+def _play(model: Model, scene: Scene) -> Iterator[_Step]:
+    """The steps of ``scene``, greedy.
+
+    After the prefill and half of the decode steps, the second row leaves and a new sequence
+    joins, as they do in a running server.
+    """
+    handles = itertools.count(HANDLE + 1)
+    requests = scene.prompts()
+    for number, work in enumerate(prompt_work(HANDLE, requests, scene.chunk, handles)):
+        logits = model.run(HANDLE, work)
+        yield _Step(f"prefill step {number}", HANDLE, work, requests, logits)
+    tokens = _greedy(logits)
+    for number in range(scene.steps):
+        operations: tuple[Operation, ...] = ()
+        if number == scene.steps // 2 and len(requests) > 1:
+            newcomer, single = next(handles), next(handles)
+            joining = Request(len(requests), (72, 101, 121), 1)
+            for work in prompt_work(single, [joining], scene.chunk, handles):
+                logits = model.run(single, work)
+                yield _Step("newcomer", single, work, [joining], logits)
+            staying = (0, *range(2, len(requests)))
+            operations = (
+                Filter(HANDLE, staying),
+                Merge(newcomer, (single,)),
+                Extend(HANDLE, newcomer),
+            )
+            requests = [*(requests[row] for row in staying), joining]
+            tokens = [*(tokens[row] for row in staying), *_greedy(logits)]
+        work = Work(operations, [[token] for token in tokens], sample=True)
+        logits = model.run(HANDLE, work)
+        yield _Step(f"decode step {number}", HANDLE, work, requests, logits)
+        tokens = _greedy(logits)
+
+
+def _alone(request: Request, seen: Sequence[mx.array]) -> Iterator[Work]:
+    """The steps that ask a single row for what was ``seen`` in a batch, its tokens included."""
+    yield from prompt_work(HANDLE, [request], len(request.prompt), itertools.count(HANDLE + 1))
+    for logits in seen[:-1]:
+        yield Work((), [_greedy(logits)], sample=True)
+
+
+def _compare(where: str, whole: mx.array, split: mx.array, tolerance: float = 0.0) -> Iterator[str]:
     if whole.shape != split.shape or whole.dtype != split.dtype:
         yield f"{where}: {whole.dtype} {whole.shape} against {split.dtype} {split.shape}"
     elif not mx.array_equal(whole, split).item():
         worst = mx.max(mx.abs(whole - split)).item()
-        yield f"{where}: logits differ by up to {worst:g}"
+        if not worst <= tolerance:
+            yield f"{where}: logits differ by up to {worst:g}"
+        elif _greedy(whole) != _greedy(split):
+            yield f"{where}: greedy tokens differ"
 
 
 def _greedy(logits: mx.array) -> list[int]:

@@ -16,6 +16,7 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.llama4 import Attention
 
 from mlxcel.checkpoint.config import ModelConfig
+from mlxcel.family.fields import count
 from mlxcel.family.transformer import Cache, Mask, TransformerStage
 
 
@@ -49,6 +50,7 @@ class Llama4Stage(TransformerStage):
 
     @classmethod
     def build_model(cls, config: ModelConfig) -> nn.Module:
+        count(config, "attention_chunk_size")  # mlx-lm takes anything, until it divides by it
         model = super().build_model(config)
         for index, layer in enumerate(model.layers):
             if layer.self_attn.attn_temperature_tuning and not layer.self_attn.use_rope:

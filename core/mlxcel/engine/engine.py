@@ -1,0 +1,233 @@
+"""The one thread that schedules all requests of one pipeline.
+
+Other threads reach it through a queue; what it has to say leaves through one call a round
+with everything that the round brought. It sleeps until an answer, a request or a deadline
+wakes it: nothing polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection
+from queue import Empty, SimpleQueue
+from typing import Literal
+
+import attrs
+
+from mlxcel.engine.detokenizer import StreamingDetokenizer
+from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
+from mlxcel.engine.scheduler import Limits, Scheduler
+from mlxcel.engine.sequence import Output, Sequence
+from mlxcel.engine.slot import Request
+from mlxcel.engine.stop_strings import StopStrings
+from mlxcel.engine.tokenizer import Tokenizer
+from mlxcel.errors import DeadlineError, MlxcelError, NeverFits, QueueFull, Unavailable
+from mlxcel.pipeline.workers import MORE_TIME, WorkerPipeline
+
+
+@attrs.frozen
+class Settings:
+    """How the engine runs.
+
+    ``queue_depth`` requests may wait for a place, each for ``queue_timeout`` seconds at most.
+    """
+
+    limits: Limits = attrs.field(factory=Limits)
+    queue_depth: int = 256
+    queue_timeout: float = 60.0
+
+
+@attrs.frozen
+class _Cancel:
+    index: int
+
+
+Deliver = Callable[[list[Output]], None]
+Phase = Literal["running", "draining", "stopped"]
+
+
+class Engine:
+    """Runs requests on a started pipeline.
+
+    Args:
+        pipeline: Started; nothing else may use it. It must have the credits of
+            :attr:`Scheduler.credits`.
+        managers: The cache budget of each stage.
+        tokenizer: For text and end tokens; None delivers token ids only.
+        settings: Limits.
+        deliver: Called in the engine's thread with the outputs of one round; must not block.
+        on_refusal: Told a stage's refusal to admit, for metrics.
+
+    Attributes:
+        error: Why the engine died; None while it lives.
+    """
+
+    def __init__(
+        self,
+        pipeline: WorkerPipeline,
+        managers: Collection[StageKVManager],
+        tokenizer: Tokenizer | None,
+        settings: Settings,
+        deliver: Deliver,
+        on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
+    ) -> None:
+        self.error: MlxcelError | None = None
+        self.phase: Phase = "running"
+        self._pipeline = pipeline
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._deliver = deliver
+        ends = tokenizer.eos_ids if tokenizer is not None else ()
+        self._scheduler = Scheduler(
+            pipeline.count, list(managers), ends, settings.limits, on_refusal
+        )
+        self._commands: SimpleQueue[Sequence | _Cancel] = SimpleQueue()
+        self._queued = 0
+        self._lock = threading.Lock()
+        self._bell = threading.Event()
+        self._answered = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="mlxcel-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take requests."""
+        self._pipeline.listen(self._bell.set)
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; its outputs come through ``deliver``, from any thread.
+
+        Raises:
+            NeverFits: Not even an idle pipeline could hold it.
+            QueueFull: Too many wait already.
+            Unavailable: The engine drains, or has died.
+        """
+        decoder = StreamingDetokenizer(self._tokenizer) if self._tokenizer is not None else None
+        sequence = Sequence(request, decoder, StopStrings(request.stop), arrived=time.monotonic())
+        if (diagnostic := self._scheduler.impossible(sequence)) is not None:
+            raise NeverFits(str(diagnostic))
+        with self._lock:
+            if self.phase != "running":
+                raise Unavailable(str(self.error or "The server is shutting down."))
+            if self._queued >= self._settings.queue_depth:
+                raise QueueFull(self._queued)
+            self._queued += 1
+            self._commands.put(sequence)
+        self._bell.set()
+
+    def cancel(self, index: int) -> None:
+        """End a request; its last output has the finish reason ``cancelled``."""
+        self._commands.put(_Cancel(index))
+        self._bell.set()
+
+    def stop(self, *, drain: float = 0.0) -> None:
+        """Take no more requests, let the running ones finish for ``drain`` seconds, then end.
+
+        The pipeline itself is the caller's to stop.
+        """
+        with self._lock:
+            if self.phase == "running":
+                self.phase = "draining"
+        self._bell.set()
+        self._thread.join(drain)
+        with self._lock:
+            self.phase = "stopped"
+        self._bell.set()
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._queued
+
+    @property
+    def active(self) -> int:
+        """Requests that hold a place."""
+        return self._scheduler.active
+
+    def _run(self) -> None:
+        try:
+            while not self._done():
+                self._round()
+            self._end(Unavailable("The server was shut down."))
+        except MlxcelError as error:
+            self._end(error)
+        except Exception as error:
+            # A fault of the engine itself must reach every client too, not just a log.
+            self._end(Unavailable(f"The engine failed ({type(error).__name__}: {error})."))
+            raise
+
+    def _done(self) -> bool:
+        if self.phase == "stopped":
+            return True
+        return self.phase == "draining" and self._scheduler.idle and self._commands.empty()
+
+    def _round(self) -> None:
+        """Take what came, send what can be sent, deliver what there is; then sleep."""
+        self._bell.clear()
+        outputs = self._take_commands()
+        while (answer := self._pipeline.poll()) is not None:
+            self._answered = time.monotonic()
+            outputs += self._scheduler.take(answer)
+        outputs += self._expire()
+        waiting = len(self._scheduler.waiting)
+        for step in self._scheduler.steps():
+            self._pipeline.submit(step)
+        with self._lock:
+            self._queued -= waiting - len(self._scheduler.waiting)
+        if outputs:
+            self._deliver(outputs)
+        self._sleep()
+
+    def _take_commands(self) -> list[Output]:
+        outputs = []
+        with contextlib.suppress(Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if isinstance(command, Sequence):
+                    self._scheduler.add(command)
+                    continue
+                waiting = len(self._scheduler.waiting)
+                if (output := self._scheduler.cancel(command.index)) is not None:
+                    outputs.append(output)
+                with self._lock:
+                    self._queued -= waiting - len(self._scheduler.waiting)
+        return outputs
+
+    def _expire(self) -> list[Output]:
+        late = self._scheduler.expire(time.monotonic() - self._settings.queue_timeout)
+        with self._lock:
+            self._queued -= len(late)
+        error = Unavailable(f"No place became free within {self._settings.queue_timeout:g} s.", 5.0)
+        return [sequence.finish("error", error=error) for sequence in late]
+
+    def _sleep(self) -> None:
+        """Until the bell rings or a deadline passes.
+
+        Raises:
+            DeadlineError: A step has been in flight for longer than a stage may take.
+        """
+        timeout = self._pipeline.timeout
+        if self._scheduler.in_flight == 0:
+            self._answered = time.monotonic()
+            waits = bool(self._scheduler.waiting)
+            self._bell.wait(self._settings.queue_timeout if waits else None)
+            return
+        left = self._answered + timeout - time.monotonic()
+        wait = min(left, self._settings.queue_timeout)
+        if not self._bell.wait(max(0.0, wait)) and left <= wait:
+            raise DeadlineError("the pipeline", "a step's result", timeout, MORE_TIME)
+
+    def _end(self, error: MlxcelError) -> None:
+        """Tell everybody who is left, and refuse whoever comes."""
+        with self._lock:
+            if self.phase == "running":
+                self.error = error
+            self.phase = "stopped"
+        outputs = self._take_commands()
+        outputs += [
+            sequence.finish("error", error=error) for sequence in self._scheduler.everything()
+        ]
+        if outputs:
+            self._deliver(outputs)

@@ -1,0 +1,126 @@
+"""Who may hold how much cache memory on one stage, decided before it is used.
+
+Sequences of one micro-batch share caches that are padded to the longest of them, so what is
+reserved, checked and reported is always a batch: rows and longest. All three use
+:func:`mlxcel.partition.cache_bytes.cache_bytes`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Sequence
+
+import attrs
+
+from mlxcel.family.caches import CacheKind
+from mlxcel.partition.cache_bytes import cache_bytes
+
+
+class RejectionReason(enum.Enum):
+    """Why a stage does not take a sequence."""
+
+    MEMORY = "memory"
+    SEQUENCE_CAP = "sequence_cap"
+    ALREADY_CACHED = "already_cached"
+    REJECTED_BY_STAGE = "rejected_by_stage"
+
+    def metric_label(self) -> str:
+        """The value of the label ``reason`` in metrics."""
+        return self.value
+
+
+@attrs.frozen
+class AdmissionDiagnostic:
+    """The stage that said no, and its figures at that moment."""
+
+    stage_index: int
+    reason: RejectionReason
+    used_memory_bytes: int
+    budget_bytes: int
+    active_sequences: int
+    required_bytes: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage_index} has {self.active_sequences} sequences in "
+            f"{self.used_memory_bytes} of {self.budget_bytes} bytes of cache; "
+            f"{self.required_bytes} more are needed ({self.reason.metric_label()})"
+        )
+
+
+class StageKVManager:
+    """The cache budget of one stage.
+
+    Args:
+        stage: The stage's index.
+        kinds: What each of its layers keeps of a sequence.
+        budget: Bytes for caches; None is unlimited.
+        itemsize: Bytes of one activation.
+        chunk: Prompt tokens of one step at most.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        kinds: Sequence[CacheKind | None],
+        budget: int | None,
+        *,
+        itemsize: int,
+        chunk: int,
+    ) -> None:
+        self.stage = stage
+        self.budget = budget
+        self._kinds = Counter(kind for kind in kinds if kind is not None)
+        self._itemsize = itemsize
+        self._chunk = chunk
+        self._batches: dict[int, tuple[int, int]] = {}
+
+    def bytes_of(self, rows: int, longest: int) -> int:
+        """The most bytes that a batch of ``rows``, up to ``longest`` tokens each, can take."""
+        return sum(
+            count * cache_bytes(kind, rows, longest, itemsize=self._itemsize, chunk=self._chunk)
+            for kind, count in self._kinds.items()
+        )
+
+    @property
+    def used(self) -> int:
+        """The bytes reserved now."""
+        return sum(self.bytes_of(rows, longest) for rows, longest in self._batches.values())
+
+    @property
+    def sequences(self) -> int:
+        """The sequences that hold a reservation."""
+        return sum(rows for rows, _ in self._batches.values())
+
+    def check(self, batch: int, rows: int, longest: int) -> AdmissionDiagnostic | None:
+        """Whether ``batch`` may become that large; None means yes, and nothing is changed."""
+        used = self.used
+        more = self.bytes_of(rows, longest) - self.bytes_of(*self._batches.get(batch, (0, 0)))
+        if self.budget is None or used + more <= self.budget:
+            return None
+        reason = RejectionReason.MEMORY
+        return AdmissionDiagnostic(self.stage, reason, used, self.budget, self.sequences, more)
+
+    def reserve(self, batch: int, rows: int, longest: int) -> None:
+        """Let ``batch`` be that large; no rows gives everything back."""
+        if rows:
+            self._batches[batch] = (rows, longest)
+        else:
+            self._batches.pop(batch, None)
+
+
+def coordinated_admission_with_attribution(
+    managers: Sequence[StageKVManager], batch: int, rows: int, longest: int
+) -> AdmissionDiagnostic | None:
+    """Reserve on every stage or on none.
+
+    Returns:
+        None if all stages accept, else the first stage's refusal; then nothing has changed.
+    """
+    for manager in managers:
+        if (diagnostic := manager.check(batch, rows, longest)) is not None:
+            return diagnostic
+    for manager in managers:
+        manager.reserve(batch, rows, longest)
+    return None

@@ -1,0 +1,66 @@
+"""The GLM family with sparse attention (GLM-5). It can be planned, but not run yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mlxcel.family import Family, fields
+from mlxcel.family.caches import CacheGroup, KVCacheKind
+from mlxcel.family.mixers import LatentAttention
+from mlxcel.family.shapes import TensorShape, block, decoder, deepseek_feed_forward, linear, norm
+
+if TYPE_CHECKING:
+    from mlxcel.checkpoint.config import ModelConfig
+    from mlxcel.family.caches import CacheKind
+
+
+class GlmMoeDsa(Family):
+    """Latent attention to the positions that an indexer finds, and experts."""
+
+    api_version = "1.0"
+    wire_names = ("glm_moe_dsa",)
+    runnable = False
+
+    def tied(self, config: ModelConfig) -> bool:
+        """Never: mlx-lm's model always has a head of its own."""
+        return False
+
+    def casts(self, name: str) -> bool:
+        """The bias that decides between experts stays as precise as it is stored."""
+        return not name.endswith(".e_score_correction_bias")
+
+    def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
+        attention = _attention(config)
+
+        def layer(name: str, index: int) -> Iterator[TensorShape]:
+            return block(
+                name,
+                attention.hidden,
+                attention.shapes(f"{name}.self_attn"),
+                _indexer(f"{name}.self_attn.indexer", attention, config),
+                deepseek_feed_forward(config, f"{name}.mlp", index),
+            )
+
+        return decoder(config, layer, tied=False)
+
+    def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
+        """The latents, and the keys of the indexer; its values are empty."""
+        keys = KVCacheKind(1, fields.count(config, "index_head_dim"), 0)
+        return (CacheGroup((_attention(config).cache(), keys)),) * config.num_layers
+
+
+def _attention(config: ModelConfig) -> LatentAttention:
+    fields.count(config, "q_lora_rank")  # the indexer reads the compressed queries
+    return LatentAttention.of(config, bias=fields.flag(config, "attention_bias"))
+
+
+def _indexer(name: str, attention: LatentAttention, config: ModelConfig) -> Iterator[TensorShape]:
+    heads, dim = fields.count(config, "index_n_heads"), fields.count(config, "index_head_dim")
+    yield from linear(f"{name}.wq_b", heads * dim, attention.query_rank or 0)
+    yield from linear(f"{name}.wk", dim, attention.hidden)
+    yield from norm(f"{name}.k_norm", dim, bias=True)
+    yield from linear(f"{name}.weights_proj", heads, attention.hidden)
+
+
+plugin = GlmMoeDsa()
