@@ -31,10 +31,12 @@ def profiles(draw: st.DrawFn, max_layers: int) -> ModelProfile:
     """Random profiles with caches and a few random groups; zero loads included."""
     load = st.integers(0, 30)
     layer = st.builds(LayerProfile, load, load, st.integers(0, 10))
-    layers = draw(st.lists(layer, min_size=1, max_size=max_layers))
-    starts = draw(st.lists(st.integers(0, len(layers) - 1), max_size=3))
+    count = draw(st.integers(1, max_layers))
+    layers = draw(st.lists(layer, min_size=count, max_size=count))
+    spans = st.tuples(st.integers(0, count - 1), st.integers(1, 5) | st.integers(1, count))
     groups = [
-        LayerAdjacencyGroup(a, draw(st.integers(a + 1, len(layers))), "joined") for a in starts
+        LayerAdjacencyGroup(start, min(start + length, count), "joined")
+        for start, length in draw(st.lists(spans, max_size=3))
     ]
     end = st.integers(0, 60)
     tied = draw(st.integers(0, 60))
@@ -234,9 +236,8 @@ def test_memory_in_proportion_leaves_no_stage_empty() -> None:
 def test_the_leftover_layer_goes_where_there_is_room(small: int) -> None:
     """7 layers on 3 nodes, one with room for exactly 2: the others share the rest."""
     budgets = [200 if stage == small else 300 for stage in range(3)]
-    found = sizes(balance(equal_layers(7), 3, budgets=budgets))
-    assert found[small] == 2 - (small == 2) or found[small] <= 2
-    assert sum(found) == 7 and max(found) == 3
+    expected = [2, 3, 2] if small == 0 else [3, 2, 2]
+    assert sizes(balance(equal_layers(7), 3, budgets=budgets)) == expected
     budgets = [200 if stage == small else 249 for stage in range(3)]
     with pytest.raises(MemoryBudgetError) as caught:
         balance(equal_layers(7), 3, budgets=budgets)

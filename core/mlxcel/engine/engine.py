@@ -59,6 +59,7 @@ class Engine:
         settings: Limits.
         deliver: Called in the engine's thread with the outputs of one round; must not block.
         on_refusal: Told a stage's refusal to admit, for metrics.
+        on_death: Told why the engine ended without being asked, after everybody was told.
 
     Attributes:
         error: Why the engine died; None while it lives.
@@ -72,6 +73,7 @@ class Engine:
         settings: Settings,
         deliver: Deliver,
         on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
+        on_death: Callable[[MlxcelError], None] = lambda error: None,
     ) -> None:
         self.error: MlxcelError | None = None
         self.phase: Phase = "running"
@@ -79,6 +81,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._settings = settings
         self._deliver = deliver
+        self._on_death = on_death
         ends = tokenizer.eos_ids if tokenizer is not None else ()
         self._scheduler = Scheduler(
             pipeline.count, list(managers), ends, settings.limits, on_refusal
@@ -231,3 +234,5 @@ class Engine:
         ]
         if outputs:
             self._deliver(outputs)
+        if self.error is not None:
+            self._on_death(self.error)

@@ -30,6 +30,14 @@ VISION_SUFFIX = "_vlm"
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.(?:experts|switch_mlp|switch_glu)\.")
+_EXPERTS_OF_A_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_k",
+)
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _NEVER_READ = frozenset(  # other towers, and draft layers for multi-token prediction
     {
         "vision_tower",
@@ -85,6 +93,8 @@ class Family:
         wire_names: The names peers see at the handshake; each is an entry point.
         model_types: Further ``model_type`` values of config.json that this family serves.
         runnable: False while the family can be planned but not run.
+        fallback: True for a family that is asked last, for every ``model_type`` that no other
+            one serves. What it serves goes by ``wire name:model_type``.
         tied_by_default: What ``tie_word_embeddings`` means when config.json does not say.
     """
 
@@ -92,6 +102,7 @@ class Family:
     wire_names: ClassVar[tuple[str, ...]] = ()
     model_types: ClassVar[tuple[str, ...]] = ()
     runnable: ClassVar[bool] = True
+    fallback: ClassVar[bool] = False
     tied_by_default: ClassVar[bool] = False
 
     def stage_class(self) -> type[TransformerStage]:
@@ -181,8 +192,8 @@ class Family:
         """The share of the tensor ``name`` that one token multiplies with: 1, or top-k of n."""
         if not _EXPERT.search(name):
             return 1.0
-        active = config.first("num_experts_per_tok", "top_k_experts", "moe_topk")
-        total = config.first("num_local_experts", "num_experts", "n_routed_experts")
+        active = config.first(*_EXPERTS_OF_A_TOKEN)
+        total = config.first(*_EXPERTS)
         return active / total if active and total else 1.0
 
     def casts(self, name: str) -> bool:

@@ -14,6 +14,7 @@ from mlxcel.errors import CheckpointError
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 _WAY_OUT = "Use the config.json that belongs to the weights."
 
 
@@ -82,6 +83,18 @@ def per_layer(
         names = ", ".join(map(repr, known))
         raise contradiction(config, f"{key} has the unknown entry {unknown[0]!r} (known: {names})")
     return tuple(values)
+
+
+def attention_types(config: ModelConfig, default: Callable[[int], str]) -> tuple[str, ...]:
+    """The ``layer_types`` of a model whose layers are of full or of sliding attention.
+
+    Args:
+        default: The type of a layer, by its index, where config.json does not list them.
+
+    Raises:
+        CheckpointError: There is not one known type per layer.
+    """
+    return per_layer(config, "layer_types", (FULL, SLIDING), default=default)
 
 
 def experts_by_step(config: ModelConfig, index: int) -> bool:

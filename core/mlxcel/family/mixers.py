@@ -6,7 +6,7 @@ cache by ``cache``; ``of`` reads the sizes off a config under their usual names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -98,6 +98,19 @@ class Attention:
         if window is None:
             return KVCacheKind(self.kv_heads, self.head_dim, self.head_dim)
         return RotatingCacheKind(self.kv_heads, self.head_dim, self.head_dim, window)
+
+    def caches(
+        self, config: ModelConfig, types: Iterable[str]
+    ) -> tuple[KVCacheKind | RotatingCacheKind, ...]:
+        """One cache per layer, of layers of the attention ``types``.
+
+        Raises:
+            CheckpointError: A layer is sliding, and ``sliding_window`` is missing.
+        """
+        return tuple(
+            self.cache(fields.count(config, "sliding_window") if kind == fields.SLIDING else None)
+            for kind in types
+        )
 
 
 @attrs.frozen

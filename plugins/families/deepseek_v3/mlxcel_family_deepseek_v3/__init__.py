@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mlxcel.family import Family
+from mlxcel.family import Family, fields
+from mlxcel.family.mixers import LatentAttention
+from mlxcel.family.shapes import TensorShape, block, decoder, deepseek_feed_forward
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.checkpoint.headers import TensorHeader
+    from mlxcel.family.caches import CacheKind
     from mlxcel.family.transformer import TransformerStage
 
 _TRAILER_PARTS = frozenset({"eh_proj", "enorm", "hnorm", "shared_head"})
@@ -74,6 +77,23 @@ class DeepseekV3(Family):
                 case _:
                     loaded[name] = header
         return loaded
+
+    def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
+        """As on the hub, where num_hidden_layers does not count the trailer."""
+        attention = _attention(config)
+
+        def layer(name: str, index: int) -> Iterator[TensorShape]:
+            mlp = deepseek_feed_forward(config, f"{name}.mlp", index)
+            return block(name, attention.hidden, attention.shapes(f"{name}.self_attn"), mlp)
+
+        return decoder(config, layer, tied=False)
+
+    def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
+        return (_attention(config).cache(),) * config.num_layers
+
+
+def _attention(config: ModelConfig) -> LatentAttention:
+    return LatentAttention.of(config, bias=fields.flag(config, "attention_bias", default=False))
 
 
 plugin = DeepseekV3()

@@ -53,11 +53,6 @@ class Ernie45Moe(Ernie45):
             return Place(Part.UNUSED)
         return super().place(name, config)
 
-    def touched(self, name: str, config: ModelConfig) -> float:
-        if super().touched(f"{name}", config) == 1.0 and not _is_expert(name):
-            return 1.0
-        return fields.count(config, "moe_k", default=1) / fields.count(config, "moe_num_experts")
-
     def feed_forward(
         self, name: str, hidden: int, index: int, config: ModelConfig
     ) -> Iterator[TensorShape]:

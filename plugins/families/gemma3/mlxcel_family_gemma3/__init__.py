@@ -55,13 +55,12 @@ class Gemma3(Family):
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         config = _complete(config)
-        attention = Attention.of(config)
-        window = fields.count(config, "sliding_window")
         every = fields.count(config, "sliding_window_pattern")
-        return tuple(
-            attention.cache(window if (index + 1) % every else None)
+        types = (
+            fields.SLIDING if (index + 1) % every else fields.FULL
             for index in range(config.num_layers)
         )
+        return Attention.of(config).caches(config, types)
 
 
 def _complete(config: ModelConfig) -> ModelConfig:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
 
-_TYPES = ("sliding_attention", "full_attention")
-
 
 class GptOss(Family):
     """Sliding and full attention with sinks, biases everywhere, experts in every layer."""
@@ -46,11 +44,10 @@ class GptOss(Family):
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         """Without ``layer_types`` every second layer is full, the first is sliding."""
-        attention, window = _attention(config), fields.count(config, "sliding_window")
-        types = fields.per_layer(
-            config, "layer_types", _TYPES, default=lambda index: _TYPES[index % 2]
+        types = fields.attention_types(
+            config, lambda index: fields.FULL if index % 2 else fields.SLIDING
         )
-        return tuple(attention.cache(window if kind == _TYPES[0] else None) for kind in types)
+        return _attention(config).caches(config, types)
 
 
 def _attention(config: ModelConfig) -> Attention:

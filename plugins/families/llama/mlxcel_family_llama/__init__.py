@@ -18,10 +18,29 @@ class Llama(Family):
     model_types = ("mistral", "iquestcoder", "xverse")
     tied_by_default = True
 
+    def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
+        attention, inner = _attention(config), fields.count(config, "intermediate_size")
+        bias = fields.flag(config, "mlp_bias", default=False)
+
+        def layer(name: str, index: int) -> Iterator[TensorShape]:
+            mlp = gated_mlp(f"{name}.mlp", attention.hidden, inner, bias=bias)
+            return block(name, attention.hidden, attention.shapes(f"{name}.self_attn"), mlp)
+
+        return decoder(config, layer, tied=self.tied(config))
+
+    def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
+        types = fields.attention_types(config, lambda index: fields.FULL)
+        return _attention(config).caches(config, types)
+
     def stage_class(self) -> type[TransformerStage]:
         from mlxcel_family_llama.stage import LlamaStage
 
         return LlamaStage
+
+
+def _attention(config: ModelConfig) -> Attention:
+    bias = fields.flag(config, "attention_bias", default=False)
+    return Attention.of(config, bias=bias, out_bias=bias)
 
 
 plugin = Llama()

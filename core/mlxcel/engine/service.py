@@ -1,0 +1,201 @@
+"""A model being served: its pipeline of workers and the engine on top, through their life."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Literal
+
+import attrs
+
+from mlxcel.checkpoint.dtype import activation_bytes
+from mlxcel.checkpoint.weights_mode import available_memory
+from mlxcel.engine.engine import Deliver, Engine, Settings
+from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
+from mlxcel.engine.local import LocalModel, Workers, running
+from mlxcel.engine.scheduler import credits_for
+from mlxcel.engine.slot import Request
+from mlxcel.errors import MlxcelError, Unavailable
+from mlxcel.family.contract import Family
+
+RESERVE_BYTES = 512 << 20
+"""What a machine keeps free of caches by default."""
+
+Phase = Literal["loading", "ready", "draining", "failed", "stopped"]
+
+
+@attrs.define
+class StageState:
+    """How far one stage is, for health reports."""
+
+    stage: int
+    layers: tuple[int, int]
+    bytes_done: int = 0
+    bytes_total: int = 0
+    ready: bool = False
+
+
+class Service:
+    """Loads a model in a thread of its own and runs requests on it.
+
+    Args:
+        model: What to serve.
+        settings: Of the engine.
+        workers: Whether stages are threads or processes.
+        environment: What worker processes have in their environment beyond this one's.
+        kv_budget: Cache bytes of every stage; None works it out from free memory.
+        timeout: Seconds any one wait for a stage may last.
+        deliver: See :class:`Engine`.
+        on_refusal: See :class:`Engine`.
+        on_end: Called once, in whichever thread, when the service has failed.
+
+    Attributes:
+        phase: Where it is in its life.
+        error: Why it failed.
+        stages: How far each stage is.
+    """
+
+    def __init__(
+        self,
+        model: LocalModel,
+        settings: Settings,
+        deliver: Deliver,
+        *,
+        workers: Workers = "process",
+        environment: Mapping[str, str] | None = None,
+        kv_budget: int | None = None,
+        timeout: float = 600.0,
+        on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.phase: Phase = "loading"
+        self.error: MlxcelError | None = None
+        self.stages = [
+            StageState(stage.stage_index, (stage.layer_range.start, stage.layer_range.stop))
+            for stage in model.plan.stages
+        ]
+        self.managers = kv_managers(model, settings, kv_budget)
+        self._deliver = deliver
+        self._workers: Workers = workers
+        self._environment = environment
+        self._timeout = timeout
+        self._on_refusal = on_refusal
+        self._on_end = on_end
+        self._engine: Engine | None = None
+        self._stack = ExitStack()
+        self._loader = threading.Thread(target=self._load, name="mlxcel-load", daemon=True)
+
+    @property
+    def context_size(self) -> int | None:
+        """Tokens of the longest sequence the model was made for, if config.json says."""
+        size = self.model.checkpoint.config.get("max_position_embeddings")
+        return size if isinstance(size, int) else None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._engine.waiting if self._engine is not None else 0
+
+    @property
+    def active(self) -> int:
+        """Requests that hold a place."""
+        return self._engine.active if self._engine is not None else 0
+
+    def start(self) -> None:
+        """Begin to load; :attr:`phase` says how it goes."""
+        self._loader.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; see :meth:`Engine.submit`.
+
+        Raises:
+            Unavailable: The model is still loading, or the service has ended.
+            QueueFull, NeverFits: As the engine says.
+        """
+        if self._engine is None or self.phase != "ready":
+            reason = {"loading": "The model is still loading.", "failed": str(self.error)}
+            raise Unavailable(reason.get(self.phase, "The server is shutting down."), 2.0)
+        self._engine.submit(request)
+
+    def cancel(self, index: int) -> None:
+        """End a request early."""
+        if self._engine is not None:
+            self._engine.cancel(index)
+
+    def stop(self, *, drain: float = 0.0) -> None:
+        """Let running requests finish for ``drain`` seconds, then end everything."""
+        if self.phase == "ready":
+            self.phase = "draining"
+        self._loader.join()
+        if self._engine is not None:
+            self._engine.stop(drain=drain)
+        self._stack.close()
+        if self.phase != "failed":
+            self.phase = "stopped"
+
+    def _load(self) -> None:
+        try:
+            pipeline = self._stack.enter_context(
+                running(
+                    self.model,
+                    credits=credits_for(len(self.stages), self.settings.limits),
+                    timeout=self._timeout,
+                    workers=self._workers,
+                    environment=self._environment,
+                    on_progress=self._on_progress,
+                )
+            )
+            for state in self.stages:
+                state.ready = True
+            self._engine = Engine(
+                pipeline,
+                self.managers,
+                self.model.tokenizer,
+                self.settings,
+                self._deliver,
+                self._on_refusal,
+                self._on_engine_end,
+            )
+            self._engine.start()
+            self.phase = "ready"
+        except MlxcelError as error:
+            self._fail(error)
+
+    def _on_progress(self, stage: int, done: int, total: int) -> None:
+        self.stages[stage].bytes_done, self.stages[stage].bytes_total = done, total
+
+    def _on_engine_end(self, error: MlxcelError) -> None:
+        self._fail(error)
+
+    def _fail(self, error: MlxcelError) -> None:
+        self.error, self.phase = error, "failed"
+        self._on_end()
+
+
+def kv_managers(model: LocalModel, settings: Settings, budget: int | None) -> list[StageKVManager]:
+    """The cache budget of each stage.
+
+    Without a given budget, the stages share what is free now, less their weights and a
+    reserve; where free memory is not known, they are unlimited.
+    """
+    family = model.plugins.load("family", model.family)
+    assert isinstance(family, Family)
+    kinds = family.caches(model.checkpoint.config)
+    stages = model.plan.stages
+    if budget is None and (memory := available_memory()) is not None:
+        weights = sum(stage.estimated_memory_bytes for stage in stages)
+        budget = max(0, memory - weights - RESERVE_BYTES) // len(stages)
+    itemsize = activation_bytes(model.checkpoint, model.dtype)
+    return [
+        StageKVManager(
+            stage.stage_index,
+            kinds[stage.layer_range.start : stage.layer_range.stop],
+            budget,
+            itemsize=itemsize,
+            chunk=settings.limits.chunk,
+        )
+        for stage in stages
+    ]
