@@ -53,6 +53,7 @@ class Site:
         wire_names: tuple[str, ...] = (),
         model_types: tuple[str, ...] = (),
         api_version: str | None = "1.0",
+        fallback: bool = False,
         before: str = "",
     ) -> None:
         """Install a family; ``before`` is source that runs at its import."""
@@ -64,7 +65,8 @@ class Site:
             module,
             f"{before}\nfrom mlxcel.family import Family\n\n"
             f"class Fake(Family):\n{api}"
-            f"    wire_names = {wire_names!r}\n    model_types = {model_types!r}\n\n"
+            f"    wire_names = {wire_names!r}\n    model_types = {model_types!r}\n"
+            f"    fallback = {fallback!r}\n\n"
             f"plugin = Fake()\n",
         )
         points = dict.fromkeys(wire_names, f"{module}:plugin")

@@ -25,6 +25,7 @@ LEVELS = (
     ("mlxcel.pipeline",),
     ("mlxcel.stage", "mlxcel.tensor"),
     ("mlxcel.engine",),
+    ("mlxcel.server",),
     ("mlxcel.bench",),
     ("mlxcel.cli",),
     ("mlxcel.testing",),

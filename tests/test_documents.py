@@ -37,10 +37,10 @@ def mlxcel_commands(document: Path) -> Iterator[list[str]]:
                 yield arguments
 
 
-def generate_parser() -> argparse.ArgumentParser:
+def parser_of(command: str) -> argparse.ArgumentParser:
     [subparsers] = [a for a in build_parser()._actions if a.dest == "command"]
     assert isinstance(subparsers.choices, dict)
-    parser = subparsers.choices["generate"]
+    parser = subparsers.choices[command]
     assert isinstance(parser, argparse.ArgumentParser)
     return parser
 
@@ -59,24 +59,26 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), target
 
 
-def test_the_flags_of_generate_are_all_described() -> None:
-    """The tables of docs/generate.md name the parser's flags, each once."""
-    text = (ROOT / "docs" / "generate.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_the_flags_are_all_described(command: str) -> None:
+    """The tables of a command's document name its parser's flags, each once."""
+    text = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
     first_cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     described = [flag for cell in first_cells for flag in _FLAG.findall(cell)]
     flags = {
         flag
-        for action in generate_parser()._actions
+        for action in parser_of(command)._actions
         if action.help != argparse.SUPPRESS
         for flag in action.option_strings
     }
     assert sorted(described) == sorted(flags)
 
 
-def test_the_defaults_of_generate_are_those_of_the_parser() -> None:
-    """A default that docs/generate.md states is the parser's."""
-    text = (ROOT / "docs" / "generate.md").read_text(encoding="utf-8")
-    parser = generate_parser()
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_the_defaults_are_those_of_the_parser(command: str) -> None:
+    """A default that a command's document states is the parser's."""
+    text = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
+    parser = parser_of(command)
     stated = re.findall(r"^\| .*`(--[a-z-]+)`[^|]* \| `?([^|`]+)`? \|", text, re.MULTILINE)
     assert stated
     words = {"none": (None, []), "off": (False,), "drawn": (None,), "1": (1, None)}
@@ -85,19 +87,19 @@ def test_the_defaults_of_generate_are_those_of_the_parser() -> None:
         assert value in words.get(default, ()) or str(value).removesuffix(".0") == default, flag
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/generate.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/generate.md", "docs/plan.md"])
 def test_commands_run(
     name: str,
     tiny: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every ``mlxcel generate`` and ``mlxcel plugins`` works as the document has it."""
+    """Every command that runs or plans a model works as the document has it."""
     # The documents' model has 30 layers; the tiny one has 6, so cuts are made anew.
     cuts = {"0-9,10-19,20-29": "0-1,2-3,4-5"}
     ran = 0
     for arguments in mlxcel_commands(ROOT / name):
-        if arguments[0] in ("generate", "plugins"):
+        if arguments[0] in ("generate", "plan", "plugins"):
             places = dict.fromkeys(("smollm2", ".demo/smollm2"), str(tiny("llama"))) | cuts
             monkeypatch.setattr("sys.stdin", io.StringIO("Once upon a time"))
             assert run([places.get(word, word) for word in arguments]) == 0, arguments

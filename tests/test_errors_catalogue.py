@@ -454,7 +454,7 @@ def _(world: World) -> list[str]:
 
 
 @provokes(
-    "family plugin '<name>' of <a> and <b> cannot be used: model_type '<model_type>' is listed by"
+    "family plugin '<name>' of <a> and <b> cannot be used: model_type '<model_type>' is claimed by"
 )
 def _(world: World) -> list[str]:
     site = world.site()
@@ -641,6 +641,43 @@ def _(world: World) -> list[str]:
     (world.tmp_path / "no-library.so").write_text("text")
     library = str(world.tmp_path / "no-library.so")
     return generate(world.copy(), "--blas", library, "--pp-workers", "process")
+
+
+# Planning for a given memory
+
+
+def plan(*flags: str, name: str = "llama") -> Provocation:
+    return lambda world: ["plan", "-m", str(world.tiny(name)), *flags]
+
+
+SHORT = "stage <n> (<device>) is <n> bytes short: layers <range> need <n> bytes"
+
+for _text, _flags in {
+    f"No division of the layers fits the memory; in the best one {SHORT}": ("--memory", "1KB"),
+    SHORT: ("--pp-layers", "0-4,5", "--memory", "1KB,1GB"),
+    "--memory gives <n> sizes for <n> stage(s).": ("--memory", "1GB,1GB"),
+    "--memory of <n> bytes cannot be.": ("--memory", "0"),
+    "--reserve of <n> bytes leaves nothing of --memory <n>.": (
+        *("--memory", "1GB", "--reserve", "1GB"),
+    ),
+    "--reserve needs --memory.": ("--reserve", "1GB"),
+    "--sequences needs --context.": ("--sequences", "2"),
+    "<flag> '<text>' is no size.": ("--memory", "lots"),
+}.items():
+    provokes(_text)(plan(*_flags))
+
+
+@provokes("The family '<name>' cannot be planned from config.json alone.")
+def _(world: World) -> list[str]:
+    world.site().family("alpha")
+    return ["plan", "-m", str(configured(world.copy(), model_type="alpha") / "config.json")]
+
+
+@provokes("The family '<name>' does not say what its layers keep of a sequence.")
+def _(world: World) -> list[str]:
+    world.site().family("alpha")
+    folder = configured(world.copy(), model_type="alpha")
+    return ["plan", "-m", str(folder), "--context", "100"]
 
 
 # While it runs

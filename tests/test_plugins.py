@@ -330,7 +330,9 @@ def test_the_first_plugin_with_an_answer_wins_over_the_default(site: Any) -> Non
     plugins.register_default(default)
 
     def place(stages: int) -> object:
-        return plugins.hook.mlxcel_place_stages(profile=None, stages=stages, balance="bytes")
+        return plugins.hook.mlxcel_place_stages(
+            profile=None, stages=stages, balance="bytes", budgets=None
+        )
 
     assert place(2) == (range(0, 1),) * 2
     assert place(3) == (range(3),)

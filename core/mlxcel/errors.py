@@ -145,6 +145,21 @@ class StageError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class AddressError(MlxcelError):
+    """An address that the server cannot listen on."""
+
+    host: str
+    port: int
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"the server cannot listen on {self.host}, port {self.port}: {self.cause}. "
+            f"Choose another with --port or --host, or stop what uses it."
+        )
+
+
+@attrs.define(eq=False)
 class QueueFull(MlxcelError):
     """More requests wait than the operator allows; try again later."""
 

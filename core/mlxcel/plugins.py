@@ -184,11 +184,14 @@ class Plugins:
     def load(self, kind: str, name: str) -> object:
         """The plugin of this name, imported on first use.
 
+        A fallback family's name may carry the ``model_type`` it serves behind a colon.
+
         Raises:
             PluginError: It is not installed, disabled, a duplicate, of another API version,
                 or broken; the import's own exception is the cause.
         """
-        entry = next((e for e in self._entries if e.key == (kind, name)), None)
+        own = name.partition(":")[0] if kind == "family" else name
+        entry = next((e for e in self._entries if e.key == (kind, own)), None)
         if entry is None:
             installed = ", ".join(self.names(kind)) or "none"
             raise PluginError(kind, name, "", f"it is not installed (installed: {installed}).")

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from mlxcel.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from mlxcel.checkpoint.dtype import DtypeChoice, choose_dtype, stored_bytes
+from mlxcel.checkpoint.dtype import (
+    DtypeChoice,
+    activation_bytes,
+    choose_dtype,
+    stored_bytes,
+)
 from mlxcel.checkpoint.headers import TensorHeader
 from mlxcel.errors import UnsupportedError
 
@@ -147,3 +152,20 @@ def test_stored_bytes(dtype: str, cast: str | None, casts: bool, expected: int) 
     itemsize = {"BF16": 2, "F32": 4, "F64": 8, "U32": 4, "U8": 1, "F8_E4M3": 1}[dtype]
     header = TensorHeader("w", dtype, (2, 3), 6 * itemsize, Path("m.safetensors"))
     assert stored_bytes(header, DtypeChoice(cast, ""), casts) == expected
+
+
+@pytest.mark.parametrize(
+    ("norm", "weight", "cast", "expected"),
+    [
+        ("BF16", "BF16", None, 2),
+        ("F32", "BF16", None, 4),
+        ("F16", "4-bit", None, 2),
+        ("F16", "4-bit", "float32", 4),
+        ("F32", "F32", "bfloat16", 2),
+    ],
+)
+def test_activation_bytes(
+    dense: Any, norm: str, weight: str, cast: str | None, expected: int
+) -> None:
+    """Activations follow the norms, or the cast."""
+    assert activation_bytes(dense(norm, weight), DtypeChoice(cast, "")) == expected

@@ -281,6 +281,7 @@ def test_a_model_that_cannot_be_read(
         ["--pp-size", "2"],
         ["--pp-size", "3"],
         ["--pp-size", "6", "--pp-balance", "time"],
+        ["--pp-size", "2", "--pp-balance", "time:prefill"],
         ["--pp-layers", "0,1-5"],
         ["--pp-size", "3", "--pp-wire"],
         ["--prefill-chunk-size", "1"],

@@ -62,11 +62,24 @@ def test_equal_prompts_need_no_padding() -> None:
 
 def test_ragged_prompts_are_padded_on_the_right() -> None:
     """Each row's real tokens are announced, and the padding ends before the last tokens."""
-    first, second, last = work((1, 2, 3, 4), (5,), (6, 7), chunk=2)
-    assert first.operations[-1] == Prepare(0, (3, 0, 1), (0, 3, 2))
+    first, second, last = work((1, 2, 3, 4, 8), (5,), (6, 7), chunk=2)
+    assert first.operations[-1] == Prepare(0, (4, 0, 1), (0, 4, 3))
     assert first.tokens == [[1, 2], [0, 0], [6, 0]]
-    assert second == Work((), [[3], [0], [0]], sample=False)
-    assert last == Work((Finalize(0),), [[4], [5], [7]], sample=True)
+    assert second == Work((), [[3, 4], [0, 0], [0, 0]], sample=False)
+    assert last == Work((Finalize(0),), [[8], [5], [7]], sample=True)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 512])
+@pytest.mark.parametrize("longest", range(1, 9))
+def test_a_padded_step_has_more_than_one_column(longest: int, chunk: int) -> None:
+    """A rotating cache takes one column for decoding: amid padding there is never just one."""
+    *chunks, _ = work(tuple(range(longest + 1)), (1,), chunk=chunk)
+    widths = [len(step.tokens[0]) for step in chunks]
+    assert all(width > 1 for width in widths)
+    assert all(width <= max(chunk, 2) for width in widths)
+    [prepare] = [op for op in chunks[0].operations if isinstance(op, Prepare)]
+    assert prepare.lengths == (longest, 0)
+    assert prepare.right_padding == (sum(widths) - longest, sum(widths))
 
 
 def test_token_tensor() -> None:

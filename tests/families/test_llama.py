@@ -12,7 +12,6 @@ import pytest
 from mlxcel.family import Family, Part, Place
 from mlxcel.family.transformer import Mask, Payload, flat_parameters
 from mlxcel.testing.split import (
-    SCENES,
     Chain,
     Scene,
     Whole,

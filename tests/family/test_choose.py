@@ -74,6 +74,34 @@ def test_two_names_of_one_family_do_not_conflict(site: Any) -> None:
     assert choose(site, "listed") == "alpha"
 
 
+def test_a_fallback_serves_what_nobody_else_does(site: Any) -> None:
+    """It is asked last, and its name says which model_type it stands in for."""
+    site.family("other", fallback=True)
+    site.family("alpha", model_types=("listed",))
+    assert choose(site, "never_heard_of") == "other:never_heard_of"
+    assert choose(site, "never_heard_of", vision=True) == "other:never_heard_of"
+    assert choose(site, "alpha") == "alpha"
+    assert choose(site, "listed") == "alpha"
+
+
+def test_a_fallback_is_no_substitute_for_a_known_package(site: Any) -> None:
+    """Where a package serves the model_type, the error names it, though a fallback is there."""
+    site.family("other", fallback=True)
+    with pytest.raises(UnsupportedError, match="pip install mlxcel-family-qwen3"):
+        choose(site, "qwen3")
+
+
+def test_two_fallbacks(site: Any) -> None:
+    """Which of two fallbacks is meant is for the user to say."""
+    site.family("other", fallback=True)
+    site.family("another", fallback=True)
+    site.family("alpha")
+    with pytest.raises(PluginError, match="fake-family-another and fake-family-other"):
+        choose(site, "never_heard_of")
+    assert choose(site, "never_heard_of", without=("other",)) == "another:never_heard_of"
+    assert choose(site, "alpha") == "alpha"
+
+
 def test_a_broken_family_harms_only_its_own_name(site: Any) -> None:
     """Others are chosen around it; asked for by name it raises its reason."""
     site.family("bad", before="raise ImportError('missing piece')")

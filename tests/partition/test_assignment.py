@@ -37,6 +37,14 @@ def test_one_stage_holds_a_tied_table_once() -> None:
     assert first.estimated_memory_bytes + last.estimated_memory_bytes == 100 + 1000 + 1200
 
 
+def test_caches_are_counted_apart() -> None:
+    """A stage has the caches of its layers, beside its weights."""
+    profile = PROFILE.with_caches([1, 2, 3, 4])
+    first, last = assign(profile, (range(1), range(1, 4)))
+    assert (first.kv_bytes, last.kv_bytes) == (1, 9)
+    assert (first.estimated_memory_bytes, first.total_bytes) == (1010, 1011)
+
+
 def test_devices_may_be_named() -> None:
     """Given device ids are used, and must be as many as stages."""
     ranges = (range(2), range(2, 4))

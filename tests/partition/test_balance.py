@@ -154,7 +154,7 @@ def test_the_shortfall_is_the_least_possible(task: tuple[ModelProfile, list[int 
 
 
 @given(tasks(max_layers=128), st.sampled_from(BALANCES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_answer_is_the_best_legal_partition(
     task: tuple[ModelProfile, list[int | None]], by: BalanceBy
 ) -> None:

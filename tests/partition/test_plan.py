@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from mlxcel.checkpoint.dtype import DtypeChoice
-from mlxcel.errors import PartitionError
+from mlxcel.errors import MemoryBudgetError, PartitionError
 from mlxcel.family import Family
 from mlxcel.hookspecs import hookimpl
-from mlxcel.partition.balance import balance
+from mlxcel.partition.balance import BALANCES, balance
+from mlxcel.partition.cache_bytes import Workload
+from mlxcel.partition.memory import MemoryLimits
 from mlxcel.partition.plan import Plan, make_plan
 from mlxcel.partition.profile import ModelProfile
 from mlxcel.plugins import Plugins
@@ -25,13 +27,13 @@ class Placer:
 
     def __init__(self, answer: tuple[range, ...] | None) -> None:
         self.answer = answer
-        self.asked: list[tuple[ModelProfile, int, str]] = []
+        self.asked: list[tuple[ModelProfile, int, str, Any]] = []
 
     @hookimpl
     def mlxcel_place_stages(
-        self, profile: ModelProfile, stages: int, balance: str
+        self, profile: ModelProfile, stages: int, balance: str, budgets: Any
     ) -> tuple[range, ...] | None:
-        self.asked.append((profile, stages, balance))
+        self.asked.append((profile, stages, balance, budgets))
         return self.answer
 
 
@@ -57,7 +59,7 @@ def test_one_stage_by_default(make: Make) -> None:
     assert ranges(make()) == [range(6)]
 
 
-@pytest.mark.parametrize("by", ["bytes", "time"])
+@pytest.mark.parametrize("by", BALANCES)
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_size(make: Make, size: int, by: Any) -> None:
     """A number of stages goes to the balancer."""
@@ -118,11 +120,15 @@ def test_an_adjacency_group_is_not_cut(make: Make) -> None:
 
 
 def test_a_plugin_places_the_stages(make: Make) -> None:
-    """The hook is asked with profile, count and balance, and its answer is taken."""
+    """The hook is asked with profile, count, balance and budgets, and its answer is taken."""
     placer = Placer((range(5), range(5, 6)))
     plan = make(placer=placer, size=2, by="time")
     assert ranges(plan) == [range(5), range(5, 6)]
-    assert placer.asked == [(plan.profile, 2, "time")]
+    plan = make(placer=placer, size=2, limits=MemoryLimits((10**9,), reserve=1))
+    assert placer.asked == [
+        (plan.profile, 2, "time", None),
+        (plan.profile, 2, "bytes", (10**9 - 1, 10**9 - 1)),
+    ]
 
 
 def test_a_plugin_may_leave_it_to_others(make: Make) -> None:
@@ -153,3 +159,25 @@ def test_a_plugin_cannot_cut_a_group(make: Make) -> None:
     """Nor may the answer divide layers that must share a stage."""
     with pytest.raises(PartitionError, match="source layer"):
         make("gemma4", placer=Placer((range(5), range(5, 8))), size=2)
+
+
+def test_a_plugin_keeps_to_the_memory(make: Make) -> None:
+    """An answer that breaks a budget is refused like ranges by hand."""
+    placer = Placer((range(5), range(5, 6)))
+    first, _ = make(placer=placer, size=2).stages
+    limits = MemoryLimits((first.total_bytes - 1, 10**9))
+    with pytest.raises(MemoryBudgetError, match=r"stage 0 .* is 1 bytes short"):
+        make(placer=placer, size=2, limits=limits)
+
+
+def test_caches_take_memory(make: Make) -> None:
+    """The caches of a workload are in the profile and count against the limits."""
+    whole = make()
+    size = whole.stages[0].total_bytes
+    make(limits=MemoryLimits((size,)))
+    with pytest.raises(MemoryBudgetError, match="shorter --context") as caught:
+        make(limits=MemoryLimits((size,)), workload=Workload(context=10, sequences=2))
+    assert caught.value.short_bytes == caught.value.kv_bytes
+    plan = make(workload=Workload(context=10, sequences=2))
+    assert plan.stages[0].kv_bytes == caught.value.kv_bytes
+    assert all(layer.kv_bytes for layer in plan.profile.layers)

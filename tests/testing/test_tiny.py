@@ -168,7 +168,7 @@ def test_tied_forms_are_one_model(tiny: Tiny) -> None:
         assert_equal(other, first)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "qwen3_5"])
+@pytest.mark.parametrize("name", ["gemma4", "llama4", "qwen3_5"])
 def test_the_vision_tower_is_a_trap(tiny: Tiny, name: str) -> None:
     """A _vlm checkpoint is the plain one, a vision_config and tensors that are not numbers."""
     folder = tiny(f"{name}_vlm")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxcel.cli.model_flags import add_stage_flags, add_type_flags
+from mlxcel.cli.model_flags import add_stage_flags, add_type_flags, check_bounds
 from mlxcel.cli.output import JsonOutput, Output, TextOutput
 from mlxcel.cli.plugins import add_no_plugin, discover
 from mlxcel.cli.progress import LoadingBars
@@ -54,17 +54,17 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """What says which model runs, and in which stages."""
+def add_model_flags(parser: argparse.ArgumentParser, *, workers: str = "thread") -> None:
+    """What says which model runs, and in which stages; ``workers`` run them by default."""
     model = parser.add_argument_group("model and stages")
     model.add_argument("-m", "--model", required=True, type=Path, metavar="DIR")
     add_type_flags(model)
     add_stage_flags(model)
     model.add_argument(
         "--pp-workers",
-        default="thread",
+        default=workers,
         choices=["thread", "process"],
-        help="what runs a stage; processes are faster (thread)",
+        help=f"what runs a stage; processes are faster ({workers})",
     )
     model.add_argument(
         "--blas",
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     )
     requests = _requests(args, model, _prompts(args))
     stages = len(model.plan.stages)
-    rows = micro_batch_size(len(requests), stages, _micro_batch(args.pp_micro_batch_size))
+    rows = micro_batch_size(len(requests), stages, micro_batch(args.pp_micro_batch_size))
     for notice in model.notices:
         print(notice, file=sys.stderr)
     print(blas.notice, file=sys.stderr)
@@ -178,12 +178,15 @@ def _check(args: argparse.Namespace) -> None:
         ("--pp-timeout", timeout, 0 < timeout <= LONGEST_WAIT, "seconds, up to a million"),
         ("--pp-size", args.pp_size, args.pp_size is None or args.pp_size >= 1, "1 or more"),
     ]
-    for flag, value, fits, wanted in bounds:
-        if not fits:
-            raise UsageError(f"{flag} {value} is out of range.", f"Give {wanted}.")
+    check_bounds(bounds)
 
 
-def _micro_batch(text: str) -> int | None:
+def micro_batch(text: str) -> int | None:
+    """The value of ``--pp-micro-batch-size``; None is auto.
+
+    Raises:
+        UsageError: It is neither a number nor auto.
+    """
     if text == "auto":
         return None
     try:

@@ -15,6 +15,7 @@ from mlxcel.plugins import is_strict
 
 SUBCOMMANDS: Mapping[str, str] = {
     "generate": "mlxcel.cli.generate",
+    "serve": "mlxcel.cli.serve",
     "plan": "mlxcel.cli.plan",
     "plugins": "mlxcel.cli.plugins",
     "import-gguf": "mlxcel.cli.import_gguf",

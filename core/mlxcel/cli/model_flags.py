@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+
+from mlxcel.errors import UsageError
 
 
 def add_stage_flags(group: argparse._ActionsContainer) -> None:
@@ -33,3 +36,17 @@ def add_type_flags(group: argparse._ActionsContainer) -> None:
         choices=["auto", "quantized", "dequantized"],
         help="what quantized weights are in memory (auto: whichever is faster and fits)",
     )
+
+
+def check_bounds(bounds: Iterable[tuple[str, object, bool, str]]) -> None:
+    """Refuse values that mean nothing.
+
+    Args:
+        bounds: Of each flag its name, its value, whether that fits, and what would.
+
+    Raises:
+        UsageError: The first that does not fit.
+    """
+    for flag, value, fits, wanted in bounds:
+        if not fits:
+            raise UsageError(f"{flag} {value} is out of range.", f"Give {wanted}.")

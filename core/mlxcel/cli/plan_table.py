@@ -11,7 +11,7 @@ from mlxcel.cli.size import format_size
 from mlxcel.partition.assignment import StageAssignment
 from mlxcel.partition.ranges import format_ranges
 
-BAR = 20
+BAR = 18
 """Characters of the longest bar."""
 
 
@@ -31,7 +31,6 @@ def print_table(stages: Sequence[StageAssignment], budgets: Sequence[int] | None
 
     table = Table(box=None, pad_edge=False)
     table.add_column("stage", justify="right")
-    table.add_column("device", overflow="fold")
     table.add_column("layers", overflow="fold")
     table.add_column("weights", justify="right", no_wrap=True)
     if with_caches:
@@ -42,7 +41,6 @@ def print_table(stages: Sequence[StageAssignment], budgets: Sequence[int] | None
     for stage, limit in zip(stages, limits, strict=True):
         cells = [
             str(stage.stage_index),
-            stage.device_id,
             _holds(stage),
             format_size(stage.estimated_memory_bytes),
         ]

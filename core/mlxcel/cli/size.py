@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from mlxcel.errors import UsageError
 
-_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([KMGTP])(I?))?(B?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*(?:([KMGTP]?)(I?)B)?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
@@ -18,7 +18,7 @@ def parse_size(text: str, flag: str) -> int:
         UsageError: It is no size.
     """
     match = _SIZE.fullmatch(text)
-    if match is None or (match[2] and not match[4]):
+    if match is None or (match[3] and not match[2]):
         raise UsageError(
             f"{flag} {text!r} is no size.", "Write bytes, or a unit such as 16GB, 1.5TB or 8GiB."
         )

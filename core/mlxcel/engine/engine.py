@@ -151,8 +151,13 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while not self._done():
+            while True:
+                # Cleared before anything is looked at: what rings later wakes the sleep.
+                self._bell.clear()
                 self._round()
+                if self._done():
+                    break
+                self._sleep()
             self._end(Unavailable("The server was shut down."))
         except MlxcelError as error:
             self._end(error)
@@ -167,8 +172,7 @@ class Engine:
         return self.phase == "draining" and self._scheduler.idle and self._commands.empty()
 
     def _round(self) -> None:
-        """Take what came, send what can be sent, deliver what there is; then sleep."""
-        self._bell.clear()
+        """Take what came, send what can be sent, deliver what there is."""
         outputs = self._take_commands()
         while (answer := self._pipeline.poll()) is not None:
             self._answered = time.monotonic()
@@ -181,7 +185,6 @@ class Engine:
             self._queued -= waiting - len(self._scheduler.waiting)
         if outputs:
             self._deliver(outputs)
-        self._sleep()
 
     def _take_commands(self) -> list[Output]:
         outputs = []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from mlxcel.family.caches import CacheKind
+from mlxcel.family.caches import CacheGroup, CacheKind, RotatingCacheKind
 from mlxcel.partition.cache_bytes import cache_bytes
 
 
@@ -74,29 +74,42 @@ class StageKVManager:
         self._kinds = Counter(kind for kind in kinds if kind is not None)
         self._itemsize = itemsize
         self._chunk = chunk
-        self._batches: dict[int, tuple[int, int]] = {}
+        self._batches: dict[int, _Reservation] = {}
 
-    def bytes_of(self, rows: int, longest: int) -> int:
-        """The most bytes that a batch of ``rows``, up to ``longest`` tokens each, can take."""
+    def bytes_of(self, rows: int, longest: int, ever: int = 0) -> int:
+        """The most bytes that a batch of ``rows``, up to ``longest`` tokens each, can take.
+
+        ``ever`` is the longest row that the batch had before; a rotating cache keeps its
+        columns when that row leaves.
+        """
+        ever = max(longest, ever)
         return sum(
-            count * cache_bytes(kind, rows, longest, itemsize=self._itemsize, chunk=self._chunk)
+            count
+            * cache_bytes(
+                kind,
+                rows,
+                ever if _rotates(kind) else longest,
+                itemsize=self._itemsize,
+                chunk=self._chunk,
+            )
             for kind, count in self._kinds.items()
         )
 
     @property
     def used(self) -> int:
         """The bytes reserved now."""
-        return sum(self.bytes_of(rows, longest) for rows, longest in self._batches.values())
+        return sum(self.bytes_of(b.rows, b.longest, b.ever) for b in self._batches.values())
 
     @property
     def sequences(self) -> int:
         """The sequences that hold a reservation."""
-        return sum(rows for rows, _ in self._batches.values())
+        return sum(batch.rows for batch in self._batches.values())
 
     def check(self, batch: int, rows: int, longest: int) -> AdmissionDiagnostic | None:
         """Whether ``batch`` may become that large; None means yes, and nothing is changed."""
-        used = self.used
-        more = self.bytes_of(rows, longest) - self.bytes_of(*self._batches.get(batch, (0, 0)))
+        used, now = self.used, self._batches.get(batch, _Reservation())
+        more = self.bytes_of(rows, longest, now.ever)
+        more -= self.bytes_of(now.rows, now.longest, now.ever)
         if self.budget is None or used + more <= self.budget:
             return None
         reason = RejectionReason.MEMORY
@@ -105,9 +118,23 @@ class StageKVManager:
     def reserve(self, batch: int, rows: int, longest: int) -> None:
         """Let ``batch`` be that large; no rows gives everything back."""
         if rows:
-            self._batches[batch] = (rows, longest)
+            ever = self._batches.get(batch, _Reservation()).ever
+            self._batches[batch] = _Reservation(rows, longest, max(ever, longest))
         else:
             self._batches.pop(batch, None)
+
+
+@attrs.frozen
+class _Reservation:
+    rows: int = 0
+    longest: int = 0
+    ever: int = 0
+
+
+def _rotates(kind: CacheKind) -> bool:
+    if isinstance(kind, CacheGroup):
+        return any(_rotates(part) for part in kind.kinds)
+    return isinstance(kind, RotatingCacheKind)
 
 
 def coordinated_admission_with_attribution(

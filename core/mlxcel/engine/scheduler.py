@@ -216,9 +216,9 @@ class Scheduler:
 
     def expire(self, before: float) -> list[Sequence]:
         """Take out the sequences that arrived ``before`` and still wait for a place."""
-        late = [sequence for sequence in self.waiting if sequence.arrived < before]
-        for sequence in late:
-            self.waiting.remove(sequence)
+        late = []
+        while self.waiting and self.waiting[0].arrived < before:  # they stand as they arrived
+            late.append(self.waiting.popleft())
         return late
 
     def everything(self) -> list[Sequence]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import Literal
 
 import attrs
@@ -15,12 +16,17 @@ from mlxcel.engine.engine import Deliver, Engine, Settings
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
 from mlxcel.engine.local import LocalModel, Workers, running
 from mlxcel.engine.scheduler import credits_for
+from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
+from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import MlxcelError, Unavailable
 from mlxcel.family.contract import Family
 
 RESERVE_BYTES = 512 << 20
 """What a machine keeps free of caches by default."""
+
+WARM_UP = 0
+"""The number of the warm-up's request; requests of clients begin at 1."""
 
 Phase = Literal["loading", "ready", "draining", "failed", "stopped"]
 
@@ -46,6 +52,7 @@ class Service:
         environment: What worker processes have in their environment beyond this one's.
         kv_budget: Cache bytes of every stage; None works it out from free memory.
         timeout: Seconds any one wait for a stage may last.
+        warm_up: Make one token before being ready, so that no client waits for first times.
         deliver: See :class:`Engine`.
         on_refusal: See :class:`Engine`.
         on_end: Called once, in whichever thread, when the service has failed.
@@ -66,6 +73,7 @@ class Service:
         environment: Mapping[str, str] | None = None,
         kv_budget: int | None = None,
         timeout: float = 600.0,
+        warm_up: bool = False,
         on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
@@ -82,11 +90,25 @@ class Service:
         self._workers: Workers = workers
         self._environment = environment
         self._timeout = timeout
+        self._warm_up = warm_up
+        self._warm: SimpleQueue[Output] = SimpleQueue()
+        self._stopping = False
         self._on_refusal = on_refusal
         self._on_end = on_end
         self._engine: Engine | None = None
         self._stack = ExitStack()
         self._loader = threading.Thread(target=self._load, name="mlxcel-load", daemon=True)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens that the model knows, if config.json says."""
+        size = self.model.checkpoint.config.get("vocab_size")
+        return size if isinstance(size, int) else None
 
     @property
     def context_size(self) -> int | None:
@@ -126,10 +148,15 @@ class Service:
             self._engine.cancel(index)
 
     def stop(self, *, drain: float = 0.0) -> None:
-        """Let running requests finish for ``drain`` seconds, then end everything."""
-        if self.phase == "ready":
+        """Let running requests finish for ``drain`` seconds, then end everything.
+
+        A model that still loads is given up. Called again, from any thread, it hurries.
+        """
+        self._stopping = True
+        if self.phase in ("loading", "ready"):
             self.phase = "draining"
-        self._loader.join()
+        if self._loader.ident is not None:
+            self._loader.join()
         if self._engine is not None:
             self._engine.stop(drain=drain)
         self._stack.close()
@@ -155,17 +182,40 @@ class Service:
                 self.managers,
                 self.model.tokenizer,
                 self.settings,
-                self._deliver,
+                self._hear,
                 self._on_refusal,
                 self._on_engine_end,
             )
             self._engine.start()
-            self.phase = "ready"
+            if self._warm_up:
+                self._make_one_token(self._engine)
+            if not self._stopping:
+                self.phase = "ready"
         except MlxcelError as error:
-            self._fail(error)
+            if not self._stopping:
+                self._fail(error)
+        except Exception as error:
+            # Whoever waits for the model must hear of a bug too.
+            self._fail(Unavailable(f"Loading failed ({type(error).__name__}: {error})."))
+            raise
+
+    def _make_one_token(self, engine: Engine) -> None:
+        engine.submit(Request(WARM_UP, (0,), 1))
+        if (error := self._warm.get().error) is not None:
+            raise error
+
+    def _hear(self, outputs: list[Output]) -> None:
+        """Nobody else can have submitted anything before the warm-up is over."""
+        for output in outputs:
+            if output.request == WARM_UP:
+                self._warm.put(output)
+                return
+        self._deliver(outputs)
 
     def _on_progress(self, stage: int, done: int, total: int) -> None:
         self.stages[stage].bytes_done, self.stages[stage].bytes_total = done, total
+        if self._stopping:
+            raise Unavailable("The server was shut down.")
 
     def _on_engine_end(self, error: MlxcelError) -> None:
         self._fail(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -62,24 +63,36 @@ def prompt_work(
         handles: Fresh handles for the single rows before they are merged.
     """
     lengths = [len(request.prompt) - 1 for request in requests]
-    longest = max(lengths)
-    padding = [longest - length for length in lengths]
+    ragged = len(set(lengths)) > 1
+    bounds = _bounds(max(lengths), chunk, ragged=ragged)
     operations = _join(handle, requests, handles)
-    if any(padding):
+    if ragged:
+        padding = [bounds[-1] - length for length in lengths]
         operations.append(Prepare(handle, tuple(lengths), tuple(padding)))
     work = []
-    for start in range(0, longest, chunk):
-        columns = range(start, min(start + chunk, longest))
+    for start, stop in itertools.pairwise(bounds):
         tokens = [
-            [request.prompt[i] if i < length else 0 for i in columns]
+            [request.prompt[i] if i < length else 0 for i in range(start, stop)]
             for request, length in zip(requests, lengths, strict=True)
         ]
         work.append(Work(tuple(operations), tokens, sample=False))
         operations = []
-    if any(padding):
+    if ragged:
         operations.append(Finalize(handle))
     last = [[request.prompt[-1]] for request in requests]
     return [*work, Work(tuple(operations), last, sample=True)]
+
+
+def _bounds(longest: int, chunk: int, *, ragged: bool) -> list[int]:
+    """Where the chunks of ``longest`` columns begin and end.
+
+    A rotating cache takes a step of one column for decoding, which it refuses amid padding;
+    so a padded prompt whose last chunk would be one column gets a second one, all padding.
+    """
+    if ragged:
+        chunk = max(chunk, 2)
+        longest += longest % chunk == 1
+    return [*range(0, longest, chunk), longest] if longest else [0]
 
 
 def token_tensor(tokens: Sequence[Sequence[int]]) -> WireTensor:

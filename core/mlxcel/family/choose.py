@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, cast
 
@@ -18,19 +18,27 @@ if TYPE_CHECKING:
 def choose_family(config: ModelConfig, plugins: Plugins) -> tuple[str, Family]:
     """The wire name and the family that serves ``config``.
 
-    A family whose wire name is the ``model_type`` comes before one that lists it. A
-    checkpoint with a vision tower takes the family's ``_vlm`` name, if that is installed.
+    A family whose wire name is the ``model_type`` comes before one that lists it, and that
+    before a fallback, whose name gets the ``model_type`` behind a colon. A ``model_type`` of a
+    known package goes to no fallback. A checkpoint with a vision tower takes the family's
+    ``_vlm`` name, if that is installed.
 
     Raises:
-        PluginError: The chosen family does not load, or several list the model_type.
+        PluginError: The chosen family does not load, or several of equal rank would serve.
         UnsupportedError: No installed family serves it; the text names a package that would.
     """
     names = plugins.names("family")
     text_names = tuple(name for name in names if not name.endswith(VISION_SUFFIX))
     if config.model_type in text_names:
         chosen = config.model_type
+    elif listed := _the_one(_listing(config.model_type, text_names, plugins), config, plugins):
+        chosen = listed
+    elif config.model_type in known_distributions():
+        raise _unsupported(config.model_type, plugins)
+    elif fallback := _the_one(_fallbacks(text_names, plugins), config, plugins):
+        return f"{fallback}:{config.model_type}", _load(fallback, plugins)
     else:
-        chosen = _listed_by(config.model_type, text_names, plugins)
+        raise _unsupported(config.model_type, plugins)
     if config.has_vision and chosen + VISION_SUFFIX in names:
         chosen += VISION_SUFFIX
     return chosen, _load(chosen, plugins)
@@ -46,32 +54,50 @@ def _load(name: str, plugins: Plugins) -> Family:
     return cast(Family, plugins.load("family", name))  # the loader has checked the type
 
 
-def _listed_by(model_type: str, names: tuple[str, ...], plugins: Plugins) -> str:
-    """The wire name of the one family whose ``model_types`` has ``model_type``."""
-    claimants: dict[int, str] = {}  # one wire name per family object
+def _listing(model_type: str, names: tuple[str, ...], plugins: Plugins) -> list[str]:
+    return _one_name_each(
+        (name, family)
+        for name, family in _loadable(names, plugins)
+        if model_type in family.model_types
+    )
+
+
+def _fallbacks(names: tuple[str, ...], plugins: Plugins) -> list[str]:
+    return _one_name_each(
+        (name, family) for name, family in _loadable(names, plugins) if family.fallback
+    )
+
+
+def _loadable(names: tuple[str, ...], plugins: Plugins) -> Iterator[tuple[str, Family]]:
+    """The families of ``names``; a broken one harms only those who ask for it by name."""
     for name in names:
         try:
-            family = _load(name, plugins)
+            yield name, _load(name, plugins)
         except PluginError:
             if plugins.strict:
                 raise
-            continue  # a broken family harms only those who ask for it by name
-        if model_type in family.model_types:
-            claimants.setdefault(id(family), name)
-    match list(claimants.values()):
-        case [name]:
-            return name
-        case []:
-            raise _unsupported(model_type, plugins)
-        case several:
-            owners = [f"{name!r} of {plugins.distribution('family', name)}" for name in several]
-            raise PluginError(
-                "family",
-                model_type,
-                " and ".join(plugins.distribution("family", name) for name in several),
-                f"model_type {model_type!r} is listed by {' and '.join(owners)}; "
-                f"uninstall one or leave it out with --no-plugin NAME.",
-            )
+
+
+def _one_name_each(found: Iterable[tuple[str, Family]]) -> list[str]:
+    names: dict[int, str] = {}
+    for name, family in found:
+        names.setdefault(id(family), name)
+    return list(names.values())
+
+
+def _the_one(names: list[str], config: ModelConfig, plugins: Plugins) -> str | None:
+    """The only one of ``names``, or None if there is none. Several of equal rank conflict."""
+    if len(names) < 2:
+        return names[0] if names else None
+    distributions = [plugins.distribution("family", name) for name in names]
+    owners = [f"{name!r} of {owner}" for name, owner in zip(names, distributions, strict=True)]
+    raise PluginError(
+        "family",
+        config.model_type,
+        " and ".join(distributions),
+        f"model_type {config.model_type!r} is claimed by {' and '.join(owners)}; "
+        f"uninstall one or leave it out with --no-plugin NAME.",
+    )
 
 
 def _unsupported(model_type: str, plugins: Plugins) -> UnsupportedError:

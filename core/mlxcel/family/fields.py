@@ -18,9 +18,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 _WAY_OUT = "Use the config.json that belongs to the weights."
 
 
-def count(
-    config: ModelConfig, key: str, *, default: int | None = None, minimum: int = 1
-) -> int:
+def count(config: ModelConfig, key: str, *, default: int | None = None, minimum: int = 1) -> int:
     """The whole number ``key``, at least ``minimum``; ``default`` if it is absent or null.
 
     Raises:
@@ -83,6 +81,11 @@ def per_layer(
         names = ", ".join(map(repr, known))
         raise contradiction(config, f"{key} has the unknown entry {unknown[0]!r} (known: {names})")
     return tuple(values)
+
+
+def nested(config: ModelConfig) -> bool:
+    """Whether the language model's settings stand in a ``text_config`` of their own."""
+    return isinstance(config.raw.get("text_config"), dict)
 
 
 def attention_types(config: ModelConfig, default: Callable[[int], str]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mlxcel.family.caches import KVCacheKind, RotatingCacheKind, StateCacheKind
 from mlxcel.family import fields
+from mlxcel.family.caches import KVCacheKind, RotatingCacheKind, StateCacheKind
 from mlxcel.family.shapes import TensorShape, convolution, experts, linear, norm, vector
 
 if TYPE_CHECKING:

@@ -52,7 +52,9 @@ def cache_bytes(
     Args:
         kind: What the layer keeps; None for a layer without a cache.
         rows: Sequences in the batch.
-        longest: Tokens of the longest of them, prompt and generated.
+        longest: Tokens of the longest of them, prompt and generated. Where the longest sequence
+            has left a batch of rotating caches, its padding stays: there the batch counts on
+            from the longest that it ever was.
         itemsize: Bytes of one activation.
         chunk: Prompt tokens of one step at most: a rotating cache holds a whole chunk on top
             of its window.

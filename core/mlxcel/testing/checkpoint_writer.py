@@ -34,7 +34,7 @@ class TensorSpec:
 def write_checkpoint(
     out: Path,
     tensors: Mapping[str, TensorSpec],
-    read: Callable[[str], bytes],
+    read: Callable[[str], bytes] | None,
     *,
     config: Mapping[str, Any] | None = None,
     shards: int = 1,
@@ -46,6 +46,7 @@ def write_checkpoint(
         out: Made if need be.
         tensors: In the order in which they are to stand in the files.
         read: Gives a tensor's bytes when it is its turn, so that one at a time is in memory.
+            None leaves a hole of their size instead, which takes no room on disk.
         config: The content of config.json; none is written without it.
         shards: The number of files; consecutive tensors share one.
         format: The files' metadata, ``"pt"`` on the hub and ``"mlx"`` when converted.
@@ -83,7 +84,7 @@ def _write_safetensors(
     file: Path,
     names: Sequence[str],
     tensors: Mapping[str, TensorSpec],
-    read: Callable[[str], bytes],
+    read: Callable[[str], bytes] | None,
     format: str,
 ) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": format}}
@@ -100,6 +101,9 @@ def _write_safetensors(
     text += b" " * (-len(text) % 8)
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
+        if read is None:
+            stream.truncate(8 + len(text) + end)
+            return
         for name in names:
             data = read(name)
             if len(data) != tensors[name].bytes:

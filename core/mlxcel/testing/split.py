@@ -286,7 +286,7 @@ def _compare(where: str, whole: mx.array, split: mx.array, tolerance: float = 0.
     if whole.shape != split.shape or whole.dtype != split.dtype:
         yield f"{where}: {whole.dtype} {whole.shape} against {split.dtype} {split.shape}"
     elif not mx.array_equal(whole, split).item():
-        worst = mx.max(mx.abs(whole - split)).item()
+        worst = cast(float, mx.max(mx.abs(whole - split)).item())
         if not worst <= tolerance:
             yield f"{where}: logits differ by up to {worst:g}"
         elif _greedy(whole) != _greedy(split):

@@ -35,8 +35,7 @@ class Gemma3(Family):
         return attrs.evolve(config, text={**config.text, "tie_word_embeddings": tied})
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
-        nested = config.text is not config.raw
-        config = _complete(config)
+        nested, config = fields.nested(config), _complete(config)
         attention = Attention.of(config, norms=QK_NORMS)
         hidden, inner = attention.hidden, fields.count(config, "intermediate_size")
 
@@ -49,7 +48,7 @@ class Gemma3(Family):
             config,
             layer,
             tied=self.tied(config),
-            vocab=fields.checked(config, "vocab_size", config.raw.get("vocab_size", 262208)) if nested else None,
+            vocab=_outer_vocab(config) if nested else None,
             prefix="language_model." if nested else "",
         )
 
@@ -65,8 +64,13 @@ class Gemma3(Family):
 
 def _complete(config: ModelConfig) -> ModelConfig:
     """``config`` with what published configs leave out, because transformers has it as default."""
-    left_out = _LEFT_OUT if config.text is config.raw else _LEFT_OUT | _LEFT_OUT_NESTED
+    left_out = _LEFT_OUT | _LEFT_OUT_NESTED if fields.nested(config) else _LEFT_OUT
     return attrs.evolve(config, text={**left_out, **config.text})
+
+
+def _outer_vocab(config: ModelConfig) -> int:
+    """Beside a vision tower it is the outer config's ``vocab_size`` that counts."""
+    return fields.checked(config, "vocab_size", config.raw.get("vocab_size", 262208))
 
 
 plugin = Gemma3()

@@ -45,8 +45,9 @@ class GlmMoeDsa(Family):
         return decoder(config, layer, tied=False)
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
-        """The latents, and the keys of the indexer; its values are empty."""
-        keys = KVCacheKind(1, fields.count(config, "index_head_dim"), 0)
+        """The latents, and the keys of the indexer, beside which mlx-lm keeps as many zeros."""
+        dim = fields.count(config, "index_head_dim")
+        keys = KVCacheKind(1, dim, dim)
         return (CacheGroup((_attention(config).cache(), keys)),) * config.num_layers
 
 

@@ -7,6 +7,8 @@ boundary.
 
 from __future__ import annotations
 
+from typing import cast
+
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
@@ -38,7 +40,7 @@ class PaddedMixer(JambaMambaMixer):
         if real is not None:
             inner = mx.where(real[:, :, None], inner, 0)
             decay = mx.where(real[:, :, None, None], decay, 0)
-        out, state = self.ssm_step(inner, decay, state)
+        out, state = self.ssm_step(inner, decay, state)  # type: ignore[no-untyped-call]
         cache[0], cache[1] = self._tail(seen, length, cache.lengths), state
         cache.advance(length)
         return self.out_proj(swiglu(gate, out))
@@ -70,4 +72,4 @@ class JambaStage(TransformerStage):
         return {"final_layernorm", "lm_head"}
 
     def final_norm(self, h: mx.array) -> mx.array:
-        return self.inner.final_layernorm(h)
+        return cast(mx.array, self.inner.final_layernorm(h))

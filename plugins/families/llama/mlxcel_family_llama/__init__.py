@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
 
-from mlxcel.family import Family
+from mlxcel.family import Family, fields
+from mlxcel.family.mixers import Attention
+from mlxcel.family.shapes import TensorShape, block, decoder, gated_mlp
 
 if TYPE_CHECKING:
+    from mlxcel.checkpoint.config import ModelConfig
+    from mlxcel.family.caches import CacheKind
     from mlxcel.family.transformer import TransformerStage
 
 
@@ -15,7 +20,7 @@ class Llama(Family):
 
     api_version = "1.0"
     wire_names = ("llama",)
-    model_types = ("mistral", "iquestcoder", "xverse")
+    model_types: ClassVar[tuple[str, ...]] = ("mistral", "iquestcoder", "xverse")
     tied_by_default = True
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:

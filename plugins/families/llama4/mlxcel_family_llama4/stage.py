@@ -7,7 +7,7 @@ values, and a mask says what it sees.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,7 +26,7 @@ class TemperedAttention(Attention):
     Queries grow with the logarithm of their position, which is each row's own.
     """
 
-    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: Cache) -> mx.array:
+    def __call__(self, x: mx.array, mask: Any = None, cache: Cache = None) -> mx.array:
         """One step: [rows, length, hidden] to the same, ``cache`` moved on."""
         queries, keys, values = (
             mx.unflatten(projection(x), -1, (-1, self.head_dim)).swapaxes(1, 2)
@@ -37,7 +37,7 @@ class TemperedAttention(Attention):
         out = scaled_dot_product_attention(
             queries, keys, values, cache=cache, scale=self.scale, mask=mask
         )
-        return cast(mx.array, self.o_proj(mx.flatten(out.swapaxes(1, 2), -2)))
+        return self.o_proj(mx.flatten(out.swapaxes(1, 2), -2))
 
     def _temperature(self, offset: int | mx.array, length: int) -> mx.array:
         """What queries are multiplied with: [rows or 1, 1, length, 1]."""

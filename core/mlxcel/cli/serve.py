@@ -1,0 +1,225 @@
+"""``mlxcel serve``, also ``mlxcel-server``: an OpenAI-compatible server for one model."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxcel.cli.generate import LONGEST_WAIT, add_model_flags, micro_batch
+from mlxcel.cli.model_flags import check_bounds
+from mlxcel.cli.plugins import discover
+from mlxcel.cli.size import parse_size
+from mlxcel.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlxcel.engine.engine import Settings
+    from mlxcel.server.options import Options
+
+HIGHEST_PORT = 65535
+
+
+def add_parser(subparsers: Any) -> None:
+    """The flags of ``mlxcel serve``."""
+    parser = subparsers.add_parser("serve", help="serve a model to OpenAI clients over HTTP")
+    add_model_flags(parser, workers="process")
+    add_http_flags(parser.add_argument_group("HTTP"))
+    add_engine_flags(parser.add_argument_group("requests and memory"))
+    parser.set_defaults(run=run)
+
+
+def add_http_flags(group: argparse._ActionsContainer) -> None:
+    """What says where and to whom the server answers."""
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    group.add_argument(
+        "--port", type=int, default=8080, metavar="N", help="port; 0 takes a free one (8080)"
+    )
+    group.add_argument("--alias", metavar="NAME", help="the model's name (its folder's)")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key that requests must bring (repeatable; others can see it in the process list)",
+    )
+    group.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="a file with one key a line"
+    )
+    group.add_argument("--metrics", action="store_true", help="serve /metrics for Prometheus")
+    group.add_argument(
+        "--max-body-size", default="16MiB", metavar="SIZE", help="longest request (16MiB)"
+    )
+
+
+def add_engine_flags(group: argparse._ActionsContainer) -> None:
+    """What says how many requests run, and how long others wait."""
+    group.add_argument("--no-warmup", action="store_true", help="be ready without a first token")
+    group.add_argument(
+        "--parallel", type=int, default=32, metavar="N", help="sequences at once (32)"
+    )
+    group.add_argument(
+        "--max-batch-size", type=int, default=32, metavar="N", help="sequences in a step (32)"
+    )
+    group.add_argument(
+        "--max-queue-depth", type=int, default=256, metavar="N", help="requests that wait (256)"
+    )
+    group.add_argument(
+        "--ctx-size",
+        type=int,
+        metavar="N",
+        help="tokens of a prompt and its answer together (the model's)",
+    )
+    group.add_argument(
+        "--kv-cache-budget",
+        metavar="SIZE",
+        help="cache memory of each stage, such as 2GB or 2GiB (what is free)",
+    )
+    group.add_argument(
+        "--queue-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="longest wait for a place (60)",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="what running requests get at the end (30)",
+    )
+
+
+def run_server() -> int:
+    """The command ``mlxcel-server``: ``mlxcel serve`` under its own name."""
+    from mlxcel.cli.main import run as run_command
+
+    return run_command(["serve", *sys.argv[1:]])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; returns 0, or raises what went wrong."""
+    from mlxcel.engine.local import open_model
+    from mlxcel.engine.service import Service
+    from mlxcel.server.app import create_app
+    from mlxcel.server.run import bind, serve, url_of
+    from mlxcel.stage.blas import choose_blas
+
+    _check(args)
+    settings, options = _settings(args), _options(args)
+    budget = parse_size(args.kv_cache_budget, "--kv-cache-budget") if args.kv_cache_budget else None
+    with bind(args.host, args.port) as sock:  # before anything that takes long
+        blas = choose_blas(args.blas, workers=args.pp_workers)
+        model = open_model(
+            args.model,
+            discover(args),
+            dtype=args.dtype,
+            size=args.pp_size,
+            layers=args.pp_layers,
+            by=args.pp_balance,
+            weights=args.weights,
+            fast_blas=blas.fast,
+        )
+        for notice in (*model.notices, blas.notice):
+            print(notice, file=sys.stderr)
+        make = partial(
+            Service,
+            model,
+            settings,
+            workers=args.pp_workers,
+            environment=blas.environment,
+            kv_budget=budget,
+            timeout=args.pp_timeout,
+            warm_up=not args.no_warmup,
+        )
+        line = f"listening on {url_of(sock)}"
+        asyncio.run(
+            serve(
+                create_app(make, options),
+                sock,
+                lambda: print(line, file=sys.stderr, flush=True),
+            )
+        )
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse values that mean nothing, naming the flag."""
+    seconds = "seconds, up to a million"
+    counts = {
+        "--parallel": args.parallel,
+        "--max-batch-size": args.max_batch_size,
+        "--max-queue-depth": args.max_queue_depth,
+        "--ctx-size": args.ctx_size,
+        "--prefill-chunk-size": args.prefill_chunk_size,
+        "--pp-size": args.pp_size,
+    }
+    waits = {
+        "--pp-timeout": args.pp_timeout,
+        "--queue-timeout": args.queue_timeout,
+    }
+    check_bounds(
+        [
+            ("--port", args.port, 0 <= args.port <= HIGHEST_PORT, f"0 to {HIGHEST_PORT}"),
+            *((flag, n, n is None or n >= 1, "1 or more") for flag, n in counts.items()),
+            *((flag, s, 0 < s <= LONGEST_WAIT, seconds) for flag, s in waits.items()),
+            (
+                "--drain-timeout",
+                args.drain_timeout,
+                0 <= args.drain_timeout <= LONGEST_WAIT,
+                f"0 or {seconds}",
+            ),
+        ]
+    )
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    from mlxcel.engine.engine import Settings
+    from mlxcel.engine.scheduler import Limits
+
+    rows = micro_batch(args.pp_micro_batch_size)
+    if rows is not None:
+        flag, wanted = "--pp-micro-batch-size", "1 or more, or auto"
+        check_bounds([(flag, rows, rows >= 1, wanted)])
+    limits = Limits(args.parallel, args.max_batch_size, rows, args.prefill_chunk_size)
+    return Settings(limits, args.max_queue_depth, args.queue_timeout)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from mlxcel.server.options import Options
+
+    path = args.model
+    folder = path.resolve().name
+    names = dict.fromkeys((args.alias or folder, folder, str(path), str(path.resolve())))
+    name, *others = names
+    return Options(
+        model_id=name,
+        other_names=tuple(others),
+        context_size=args.ctx_size,
+        api_keys=_api_keys(args),
+        metrics=args.metrics,
+        max_body_size=parse_size(args.max_body_size, "--max-body-size"),
+        drain_timeout=args.drain_timeout,
+    )
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    keys = [key.strip() for key in args.api_key]
+    if not all(keys):
+        raise UsageError("--api-key is empty.", "Give a key, or leave the flag out.")
+    if args.api_key_file is not None:
+        file = args.api_key_file
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"--api-key-file {file} cannot be read ({error}).", "Give a text file."
+            ) from error
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise UsageError(f"--api-key-file {file} holds no key.", "Write one key a line.")
+        keys += found
+    return tuple(keys)

@@ -1,0 +1,97 @@
+"""The OpenAI-compatible server as an aiohttp application."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from aiohttp import web
+
+from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
+from mlxcel.engine.sequence import Output
+from mlxcel.observe.server_metrics import ServerMetrics
+from mlxcel.server import completions, health, models
+from mlxcel.server.backend import MakeBackend
+from mlxcel.server.dispatch import Dispatcher, Stream
+from mlxcel.server.middleware import count_and_explain, require_key
+from mlxcel.server.options import Options
+from mlxcel.server.serving import SERVING, Serving
+
+
+def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
+    """An application that serves one model; any aiohttp runner can run it.
+
+    The model begins to load when the application starts, and ends with it. Nothing is shared
+    between applications, so that one process can have several::
+
+        model = open_model(Path("smollm2"), Plugins.discover())
+        app = create_app(partial(Service, model, Settings()), Options("smollm2"))
+        web.run_app(app, port=8080)
+
+    Args:
+        make_backend: Makes what runs the requests; called here, once.
+        options: What the operator decides.
+    """
+    metrics = ServerMetrics(options.model_id)
+    dispatcher = Dispatcher(options.backlog, partial(_observe, metrics))
+    serving: Serving
+
+    def on_end() -> None:
+        dispatcher.call(serving.ended.set)
+
+    backend = make_backend(
+        deliver=dispatcher.deliver, on_refusal=partial(_refused, metrics), on_end=on_end
+    )
+    serving = Serving(options, backend, dispatcher, metrics)
+    metrics.watch(lambda: backend.waiting, lambda: backend.active)
+    for manager in backend.managers:
+        metrics.watch_stage(manager.stage, partial(_used, manager), manager.budget)
+
+    app = web.Application(
+        middlewares=[count_and_explain, require_key], client_max_size=options.max_body_size
+    )
+    app[SERVING] = serving
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", completions.chat_completions),
+            web.post("/v1/completions", completions.completions),
+            web.get("/v1/models", models.list_models),
+            web.get("/v1/models/{id:.+}", models.get_model),
+            web.get("/health", health.health),
+        ]
+    )
+    if options.metrics:
+        app.router.add_get("/metrics", health.metrics)
+    app.on_startup.append(_start)
+    app.on_shutdown.append(_stop)
+    return app
+
+
+async def _start(app: web.Application) -> None:
+    app[SERVING].dispatcher.attach()
+    app[SERVING].backend.start()
+
+
+async def _stop(app: web.Application) -> None:
+    """Handlers still run here: those who wait get their last output."""
+    await app[SERVING].stop(app[SERVING].options.drain_timeout)
+
+
+def _observe(metrics: ServerMetrics, stream: Stream, output: Output) -> None:
+    if not output.tokens:
+        return
+    now = asyncio.get_running_loop().time()
+    metrics.generated_tokens.inc(len(output.tokens))
+    if stream.latest is None:
+        metrics.first_token_seconds.observe(now - stream.began)
+    else:
+        metrics.inter_token_seconds.observe(now - stream.latest)
+    stream.latest = now
+
+
+def _refused(metrics: ServerMetrics, diagnostic: AdmissionDiagnostic) -> None:
+    metrics.refused(diagnostic.stage_index, diagnostic.reason.metric_label())
+
+
+def _used(manager: StageKVManager) -> int:
+    return manager.used

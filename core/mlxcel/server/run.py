@@ -1,0 +1,94 @@
+"""Running the application until a signal or a failure ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from aiohttp import web
+
+from mlxcel.errors import AddressError
+from mlxcel.server.serving import SERVING, Serving
+
+LAST_SECONDS = 5.0
+"""How long the last answers may take to be written when everything has ended."""
+
+BACKLOG = 128
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens on ``host`` and ``port``; port 0 takes a free one.
+
+    Raises:
+        AddressError: The port is in use, or the address is not one of this machine's.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise AddressError(host, port, error.strerror or str(error)) from error
+
+
+def url_of(sock: socket.socket) -> str:
+    """The address of a listening socket as a URL."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    app: web.Application, sock: socket.socket, on_listening: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish; a second one ends at once.
+
+    Raises:
+        MlxcelError: The model could not be loaded, or a stage died.
+    """
+    serving = app[SERVING]
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=LAST_SECONDS)
+    stopping = asyncio.Event()
+    await runner.setup()
+    try:
+        await web.SockSite(runner, sock).start()
+        with _signals(serving, stopping):
+            on_listening()
+            await _first(stopping.wait(), serving.ended.wait())
+            # The listener stays: who comes now is told to come back, and health says why.
+            await serving.stop(serving.options.drain_timeout)
+    finally:
+        await runner.cleanup()
+    if serving.backend.error is not None:
+        raise serving.backend.error
+
+
+@contextlib.contextmanager
+def _signals(serving: Serving, stopping: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    hurried: list[asyncio.Task[None]] = []
+
+    def hear() -> None:
+        if stopping.is_set():
+            hurried.append(loop.create_task(serving.stop(0)))
+        stopping.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, hear)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Until one of ``waits`` is over; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

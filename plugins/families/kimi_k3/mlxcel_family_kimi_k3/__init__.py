@@ -1,0 +1,196 @@
+"""The Kimi K3 family: the text tower. It can be planned, but not run yet."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+from mlxcel.family import Family, Part, Place, fields
+from mlxcel.family.caches import StateCacheKind
+from mlxcel.family.mixers import FLOAT32_BYTES, LatentAttention
+from mlxcel.family.shapes import (
+    TensorShape,
+    block,
+    convolution,
+    decoder,
+    gated_experts,
+    gated_mlp,
+    linear,
+    norm,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from mlxcel.checkpoint.config import ModelConfig
+    from mlxcel.checkpoint.headers import TensorHeader
+    from mlxcel.family.caches import CacheKind
+
+_PREFIX = "language_model."
+_PRECISE = ("e_score_correction_bias", ".A_log", ".dt_bias")
+_RENAMED = {"weight_packed": "weight", "weight_scale": "scales"}
+
+
+class KimiK3(Family):
+    """Kimi's delta attention (KDA) and latent attention; experts in a space of their own."""
+
+    api_version = "1.0"
+    wire_names = ("kimi_k3",)
+    runnable = False
+
+    def casts(self, name: str) -> bool:
+        """What decides between experts and rules the decay stays as precise as it is stored."""
+        return not name.endswith(_PRECISE)
+
+    def place(self, name: str, config: ModelConfig) -> Place:
+        if "mm_projector" in name:
+            return Place(Part.UNUSED)
+        if "output_attn_res" in name:
+            return Place(Part.HEAD)
+        return super().place(name, config)
+
+    def loaded(self, tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
+        """The hub's packed experts under MLX's names: the same bytes."""
+        loaded: dict[str, TensorHeader] = {}
+        for name, header in tensors.items():
+            module, _, leaf = name.rpartition(".")
+            if leaf != "weight_shape":
+                name = f"{module}.{_RENAMED.get(leaf, leaf)}"
+                loaded[name] = attrs.evolve(header, name=name)
+        return loaded
+
+    def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
+        delta, latent = DeltaAttention.of(config), LatentAttention.of(config)
+        gated = fields.flag(config, "mla_use_output_gate", default=False)
+        linear_layers = delta_layers(config)
+        blocks = config.get("attn_res_block_size") is not None
+        hidden = latent.hidden
+
+        def layer(name: str, index: int) -> Iterator[TensorShape]:
+            parts: list[Iterable[TensorShape]] = [_feed_forward(f"{name}.mlp", index, config)]
+            if index in linear_layers:
+                parts.append(delta.shapes(f"{name}.self_attn"))
+            else:
+                parts.append(latent.shapes(f"{name}.self_attn"))
+                if gated:
+                    values = latent.heads * latent.value_dim
+                    parts.append(linear(f"{name}.self_attn.g_proj", values, hidden))
+            if blocks:
+                parts.append(_mix(f"{name}.self_attention_res", hidden))
+                parts.append(_mix(f"{name}.mlp_res", hidden))
+            return block(name, hidden, *parts)
+
+        return itertools.chain(
+            decoder(config, layer, tied=self.tied(config), prefix=_PREFIX),
+            _mix(f"{_PREFIX}model.output_attn_res", hidden) if blocks else (),
+        )
+
+    def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
+        latent, state = LatentAttention.of(config).cache(), DeltaAttention.of(config).cache()
+        linear_layers = delta_layers(config)
+        return tuple(
+            state if index in linear_layers else latent for index in range(config.num_layers)
+        )
+
+
+@attrs.frozen
+class DeltaAttention:
+    """Kimi's delta attention: gated delta rule with a decay per channel."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    kernel: int
+    full_gate: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> DeltaAttention:
+        """The delta attention of ``linear_attn_config``.
+
+        Raises:
+            CheckpointError: A size is missing.
+        """
+        own = _linear_config(config)
+        return cls(
+            fields.count(config, "hidden_size"),
+            fields.count(own, "num_heads"),
+            fields.count(own, "head_dim"),
+            fields.count(own, "short_conv_kernel_size"),
+            fields.flag(own, "use_full_rank_gate", default=False),
+        )
+
+    def shapes(self, name: str) -> Iterator[TensorShape]:
+        """The projections, the convolution, and what rules the decay of the state."""
+        width = self.heads * self.head_dim
+        yield from linear(f"{name}.qkv_proj", 3 * width, self.hidden)
+        yield from convolution(f"{name}.qkv_conv.conv", 3 * width, self.kernel, bias=False)
+        yield from self._low_rank(f"{name}.f")
+        yield from linear(f"{name}.b_proj", self.heads, self.hidden)
+        if self.full_gate:
+            yield from linear(f"{name}.g_proj", width, self.hidden)
+        else:
+            yield from self._low_rank(f"{name}.g")
+        yield from vector(f"{name}.A_log", self.heads)
+        yield from vector(f"{name}.dt_bias", width)
+        yield from norm(f"{name}.o_norm", self.head_dim)
+        yield from linear(f"{name}.o_proj", self.hidden, width)
+
+    def cache(self) -> StateCacheKind:
+        """The tail of the convolution, and a matrix per head in float32."""
+        return StateCacheKind(
+            (
+                ((self.kernel - 1) * 3 * self.heads * self.head_dim, None),
+                (self.heads * self.head_dim * self.head_dim, FLOAT32_BYTES),
+            )
+        )
+
+    def _low_rank(self, name: str) -> Iterator[TensorShape]:
+        yield from linear(f"{name}_a_proj", self.head_dim, self.hidden)
+        yield from linear(f"{name}_b_proj", self.heads * self.head_dim, self.head_dim)
+
+
+def delta_layers(config: ModelConfig) -> frozenset[int]:
+    """The layers with delta attention; config.json counts them from 1."""
+    layers = _linear_config(config).require("kda_layers")
+    if not isinstance(layers, list):
+        raise fields.contradiction(config, f"kda_layers is {layers!r}, not a list of layers")
+    return frozenset(fields.checked(config, "kda_layers", layer) - 1 for layer in layers)
+
+
+def _linear_config(config: ModelConfig) -> ModelConfig:
+    """The settings of the delta attention, which stand in an object of their own."""
+    settings = config.require("linear_attn_config")
+    if not isinstance(settings, dict):
+        raise fields.contradiction(config, f"linear_attn_config is {settings!r}, not an object")
+    return attrs.evolve(config, raw=settings, text=settings)
+
+
+def _feed_forward(name: str, index: int, config: ModelConfig) -> Iterator[TensorShape]:
+    hidden = fields.count(config, "hidden_size")
+    number = fields.count(config, "num_experts", default=0, minimum=0)
+    if not number or not fields.experts_after_dense(config, index):
+        yield from gated_mlp(name, hidden, fields.count(config, "intermediate_size"))
+        return
+    inner = fields.count(config, "moe_intermediate_size")
+    space = fields.count(config, "routed_expert_hidden_size", default=hidden)
+    yield from linear(f"{name}.gate", number, hidden)
+    yield from vector(f"{name}.e_score_correction_bias", number)
+    yield from gated_experts(f"{name}.switch_mlp", number, space, inner)
+    if config.get("routed_expert_hidden_size") is not None:
+        yield from linear(f"{name}.routed_expert_down_proj", space, hidden)
+        yield from linear(f"{name}.routed_expert_up_proj", hidden, space)
+        if fields.flag(config, "latent_moe_use_norm", default=False):
+            yield from norm(f"{name}.routed_expert_norm", space)
+    if shared := fields.count(config, "num_shared_experts", default=0, minimum=0):
+        yield from gated_mlp(f"{name}.shared_experts", hidden, shared * inner)
+
+
+def _mix(name: str, hidden: int) -> Iterator[TensorShape]:
+    """What weighs the residual blocks; mlx-lm never packs it."""
+    yield from vector(f"{name}_proj.weight", 1, hidden)
+    yield from norm(f"{name}_norm", hidden)
+
+
+plugin = KimiK3()

@@ -1,0 +1,243 @@
+"""``mlxcel serve`` as a command: flags, the socket, signals, workers that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from mlxcel.cli.main import build_parser, run
+from mlxcel.cli.serve import _options, _settings
+from mlxcel.engine.scheduler import Limits
+
+BIN = Path(sys.executable).parent
+SECONDS = 60.0
+LISTENING = "listening on "
+
+
+@contextmanager
+def server(folder: Path, *flags: str, command: Any = None) -> Iterator[tuple[Any, str]]:
+    """A server process that listens, and its URL."""
+    command = command or [str(BIN / "mlxcel"), "serve"]
+    process = subprocess.Popen(
+        [*command, "-m", str(folder), "--port", "0", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if line.startswith(LISTENING):
+                break
+        else:
+            raise AssertionError("the server ended before it listened")
+        yield process, line.removeprefix(LISTENING).strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=SECONDS) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def ready(process: Any, url: str) -> None:
+    while get(f"{url}/health")[0] != 200:
+        assert process.poll() is None
+
+
+@contextmanager
+def streaming(url: str, **fields: Any) -> Iterator[IO[bytes]]:
+    """A completion under way: its first event has been read."""
+    body = json.dumps({"prompt": "hello", "stream": True, **fields}).encode()
+    with urllib.request.urlopen(f"{url}/v1/completions", body, SECONDS) as response:
+        assert response.readline().startswith(b"data: ")
+        yield response
+
+
+def events(response: IO[bytes]) -> list[Any]:
+    """What is left of a stream; the last event may be [DONE]."""
+    data = [line[6:].strip() for line in response if line.startswith(b"data: ")]
+    return ["[DONE]" if text == b"[DONE]" else json.loads(text) for text in data]
+
+
+def parsed(*flags: str) -> Any:
+    return build_parser().parse_args(["serve", "-m", "models/some", *flags])
+
+
+def test_settings_come_from_flags() -> None:
+    """Each flag reaches the setting it names."""
+    flags = "--parallel 5 --max-batch-size 6 --pp-micro-batch-size 2 --prefill-chunk-size 7"
+    settings = _settings(parsed(*flags.split(), "--max-queue-depth", "8", "--queue-timeout", "9"))
+    assert settings.limits == Limits(parallel=5, batch=6, micro_batch=2, chunk=7)
+    assert (settings.queue_depth, settings.queue_timeout) == (8, 9)
+    assert _settings(parsed()).limits == Limits(32, 32, None, 512)
+
+
+def test_options_come_from_flags(tmp_path: Path) -> None:
+    """Names, keys and limits of the HTTP side are those of the flags."""
+    keys = tmp_path / "keys"
+    keys.write_text("two\n\n three \n")
+    flags = ["--alias", "tiny", "--ctx-size", "64", "--api-key", "one", "--api-key-file", str(keys)]
+    options = _options(parsed(*flags, "--metrics", "--max-body-size", "1MB"))
+    assert options.model_id == "tiny"
+    assert options.knows("some") and options.knows("models/some")
+    assert options.knows(str(Path("models/some").resolve()))
+    assert (options.context_size, options.metrics) == (64, True)
+    assert options.api_keys == ("one", "two", "three")
+    assert options.max_body_size == 1_000_000
+    assert _options(parsed()).model_id == "some"
+    assert "one" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--port", "65536"],
+        ["--parallel", "0"],
+        ["--max-batch-size", "0"],
+        ["--max-queue-depth", "0"],
+        ["--ctx-size", "0"],
+        ["--pp-micro-batch-size", "0"],
+        ["--queue-timeout", "0"],
+        ["--drain-timeout", "nan"],
+        ["--kv-cache-budget", "lots"],
+        ["--max-body-size", "big"],
+    ],
+)
+def test_flags_out_of_range(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value that means nothing is refused with the flag's name, exit 2."""
+    assert run(["serve", "-m", str(tmp_path), *flags]) == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_a_port_in_use(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1, naming port and flag, before anything loads."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+        assert run(["serve", "-m", str(tiny("llama")), "--port", str(port)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    [line] = err.splitlines()
+    assert f"port {port}: Address already in use" in line
+    assert "--port" in line
+
+
+def test_a_server_and_sigterm(tiny: Callable[..., Path]) -> None:
+    """It serves, drains on SIGTERM: the running stream ends well, exit 0, stdout stays empty."""
+    with server(tiny("llama"), "--pp-size", "2", "--ctx-size", "100000") as (process, url):
+        ready(process, url)
+        assert get(f"{url}/v1/models")[0] == 200
+        with streaming(url, max_tokens=400, logit_bias={"257": -100}) as response:
+            process.send_signal(signal.SIGTERM)
+            *_, last, done = events(response)
+        assert done == "[DONE]"
+        assert last["choices"][0]["finish_reason"] == "length"
+        out, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(tiny: Callable[..., Path], number: int) -> None:
+    """The stream is cut with a typed error instead of being waited for; still exit 0."""
+    flags = ["--ctx-size", "10000000", "--drain-timeout", "1000", "--no-warmup"]
+    with server(tiny("llama"), *flags) as (process, url):
+        ready(process, url)
+        with streaming(url, max_tokens=100_000, logit_bias={"257": -100}) as response:
+            process.send_signal(number)
+            while get(f"{url}/health")[1]["status"] != "draining":
+                pass
+            process.send_signal(number)
+            last = events(response)[-1]
+        assert last["error"]["code"] == "unavailable"
+        out, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_signal_while_loading(tiny: Callable[..., Path]) -> None:
+    """A server that still loads gives up quietly."""
+    with server(tiny("llama"), "--pp-size", "2") as (process, url):
+        assert get(f"{url}/health")[1]["status"] == "loading"
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_worker_that_dies(tiny: Callable[..., Path]) -> None:
+    """Its streams end with a typed, retryable error; the server names it and exits 1."""
+    with server(tiny("llama"), "--pp-size", "2", "--ctx-size", "10000000") as (process, url):
+        ready(process, url)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+        workers = " ".join(path.read_text() for path in tasks).split()
+        assert len(workers) == 2, children
+        with streaming(url, max_tokens=100_000, logit_bias={"257": -100}) as response:
+            os.kill(int(workers[1]), signal.SIGKILL)
+            last = events(response)[-1]
+        assert (last["error"]["code"], last["error"]["retryable"]) == ("stage_lost", True)
+        out, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, out) == (1, "")
+        [line] = err.splitlines()
+        assert "mlxcel: error: stage" in line
+        assert "killed by SIGKILL" in line
+
+
+def test_a_model_that_does_not_load(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """A fault found while loading ends the server with the fault's own text and exit code."""
+    import shutil
+
+    folder = Path(shutil.copytree(tiny("llama"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+    with server(folder) as (process, _):
+        out, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, out) == (1, "")
+        assert "config.json asks for" in err.splitlines()[-1]
+        assert "Traceback" not in err
+
+
+def test_the_server_process_stays_light(tiny: Callable[..., Path]) -> None:
+    """With worker processes, the server itself imports neither mlx_lm nor transformers."""
+    source = (
+        "import sys\nfrom mlxcel.cli.main import run\ncode = run(sys.argv[1:])\n"
+        "heavy = [name for name in ('mlx_lm', 'transformers') if name in sys.modules]\n"
+        "print(code, heavy)\n"
+    )
+    command = [sys.executable, "-c", source, "serve"]
+    with server(tiny("llama"), command=command) as (process, url):
+        ready(process, url)
+        with streaming(url, max_tokens=3) as response:
+            assert events(response)[-1] == "[DONE]"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=SECONDS)[0] == "0 []\n"
+
+
+def test_the_other_name_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """mlxcel-server takes the flags of mlxcel serve."""
+    from mlxcel.cli.serve import run_server
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["mlxcel-server", "--help"])
+        with pytest.raises(SystemExit) as stop:
+            run_server()
+    assert stop.value.code == 0
+    assert "--kv-cache-budget" in capsys.readouterr().out
