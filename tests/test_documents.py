@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,7 +65,7 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("command", ["generate", "plan"])
+@pytest.mark.parametrize("command", ["generate", "plan", "serve"])
 def test_the_flags_are_all_described(command: str) -> None:
     """The tables of a command's document name its parser's flags, each once."""
     text = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
@@ -74,7 +80,7 @@ def test_the_flags_are_all_described(command: str) -> None:
     assert sorted(described) == sorted(flags)
 
 
-@pytest.mark.parametrize("command", ["generate", "plan"])
+@pytest.mark.parametrize("command", ["generate", "plan", "serve"])
 def test_the_defaults_are_those_of_the_parser(command: str) -> None:
     """A default that a command's document states is the parser's."""
     text = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
@@ -106,3 +112,58 @@ def test_commands_run(
             ran += 1
     assert ran
     assert capsys.readouterr().out
+
+
+ADDRESS = "http://127.0.0.1:8080"
+
+
+@pytest.fixture
+def live(tiny: Callable[..., Path]) -> Iterator[Callable[[list[str]], str]]:
+    """Starts a server as a document has it, but with the tiny model and a free port."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(arguments: list[str]) -> str:
+        places = dict.fromkeys(("smollm2", ".demo/smollm2"), str(tiny("llama")))
+        command = [str(Path(sys.executable).with_name("mlxcel")), *arguments, "--port", "0"]
+        process = subprocess.Popen(
+            [places.get(word, word) for word in command], stderr=subprocess.PIPE, text=True
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if line.startswith("listening on "))
+        return line.removeprefix("listening on ").strip()
+
+    yield start
+    for process in processes:
+        process.terminate()
+        process.communicate()
+
+
+def wait_until_ready(url: str) -> None:
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=60)
+        except urllib.error.HTTPError as error:
+            assert json.load(error)["status"] == "loading"
+        else:
+            return
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("name", ["README.md", "docs/serve.md"])
+def test_curl_lines_work(name: str, live: Callable[[list[str]], str]) -> None:
+    """What a document asks of a server with curl is answered by the server it starts."""
+    [serve] = [words for words in mlxcel_commands(ROOT / name) if words[0] == "serve"]
+    url = live(serve)
+    wait_until_ready(url)
+    lines = [line for line in shell_lines(ROOT / name) if line.startswith("curl ")]
+    assert lines
+    for line in lines:
+        assert ADDRESS in line
+        words = shlex.split(line.replace(ADDRESS, url))
+        done = subprocess.run([*words, "--fail-with-body"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        if '"stream": true' in line:
+            assert done.stdout.endswith("data: [DONE]\n\n")
+        elif "/metrics" not in line:
+            assert "error" not in json.loads(done.stdout)

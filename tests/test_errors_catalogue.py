@@ -408,12 +408,14 @@ UNSERVED = "no installed family serves model_type '<model_type>' (installed: <na
 
 @provokes(UNSERVED + "Install the package that does: pip install <package>")
 def _(world: World) -> list[str]:
-    return with_config(world, model_type="kimi_k3")
+    known = {"not_installed": "mlxcel-family-not-installed"}
+    world.monkeypatch.setattr("mlxcel.family.choose.known_distributions", lambda: known)
+    return with_config(world, model_type="not_installed")
 
 
 @provokes(UNSERVED + "Install a family plugin that does, or write one")
 def _(world: World) -> list[str]:
-    return with_config(world, model_type="never_heard_of")
+    return [*with_config(world, model_type="never_heard_of"), "--no-plugin", "generic"]
 
 
 @provokes(UNSERVED + "<package> would, but cannot be used.")
@@ -746,6 +748,31 @@ def _(world: World) -> list[str]:
 def _(world: World) -> list[str]:
     hang = "import threading; threading.Event().wait()"
     return with_executor(world, hang, "--pp-workers", "process", "--pp-timeout", "0.5")
+
+
+def serve(world: World, *flags: str) -> list[str]:
+    return ["serve", "-m", str(world.tiny("llama")), "--port", "0", *flags]
+
+
+@provokes("the server cannot listen on <host>, port <port>: <cause>.")
+def _(world: World) -> list[str]:
+    return serve(world, "--host", "192.0.2.1")  # kept for documents: nobody has this address
+
+
+@provokes("--api-key is empty.")
+def _(world: World) -> list[str]:
+    return serve(world, "--api-key", " ")
+
+
+@provokes("--api-key-file <file> cannot be read")
+def _(world: World) -> list[str]:
+    return serve(world, "--api-key-file", str(world.tmp_path / "nowhere"))
+
+
+@provokes("--api-key-file <file> holds no key.")
+def _(world: World) -> list[str]:
+    (world.tmp_path / "keys").write_text("\n\n")
+    return serve(world, "--api-key-file", str(world.tmp_path / "keys"))
 
 
 @provokes("malformed wire data: <what>")

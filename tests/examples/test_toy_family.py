@@ -75,8 +75,8 @@ def test_it_generates(
 
 
 def test_it_is_refused_without_the_plugin(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the plugin is not installed, nobody serves its model_type."""
-    assert run(["generate", "-m", str(toy), "-p", "Hello"]) == 2
+    """Where the plugin is not installed, nobody serves its model_type but the last choice."""
+    assert run(["generate", "-m", str(toy), "-p", "Hello", "--no-plugin", "generic"]) == 2
     assert "no installed family serves model_type 'toy'" in capsys.readouterr().err
 
 

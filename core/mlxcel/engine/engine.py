@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Many
 from queue import Empty, SimpleQueue
 from typing import Literal
 
@@ -18,12 +19,14 @@ import attrs
 
 from mlxcel.engine.detokenizer import StreamingDetokenizer
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
+from mlxcel.engine.prefix_cache import PrefixCache
 from mlxcel.engine.scheduler import Limits, Scheduler
 from mlxcel.engine.sequence import Output, Sequence
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import DeadlineError, MlxcelError, NeverFits, QueueFull, Unavailable
+from mlxcel.family.caches import CacheKind
 from mlxcel.pipeline.workers import MORE_TIME, WorkerPipeline
 
 
@@ -32,11 +35,13 @@ class Settings:
     """How the engine runs.
 
     ``queue_depth`` requests may wait for a place, each for ``queue_timeout`` seconds at most.
+    ``prefixes`` prompts are remembered at most; 0 switches that off.
     """
 
     limits: Limits = attrs.field(factory=Limits)
     queue_depth: int = 256
     queue_timeout: float = 60.0
+    prefixes: int = 64
 
 
 @attrs.frozen
@@ -59,6 +64,7 @@ class Engine:
         settings: Limits.
         deliver: Called in the engine's thread with the outputs of one round; must not block.
         on_refusal: Told a stage's refusal to admit, for metrics.
+        kinds: What the model's layers keep of a sequence; without it no prompt is remembered.
         on_death: Told why the engine ended without being asked, after everybody was told.
 
     Attributes:
@@ -74,6 +80,7 @@ class Engine:
         deliver: Deliver,
         on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
         on_death: Callable[[MlxcelError], None] = lambda error: None,
+        kinds: Many[CacheKind | None] | None = None,
     ) -> None:
         self.error: MlxcelError | None = None
         self.phase: Phase = "running"
@@ -84,7 +91,12 @@ class Engine:
         self._on_death = on_death
         ends = tokenizer.eos_ids if tokenizer is not None else ()
         self._scheduler = Scheduler(
-            pipeline.count, list(managers), ends, settings.limits, on_refusal
+            pipeline.count,
+            list(managers),
+            ends,
+            settings.limits,
+            on_refusal,
+            PrefixCache(kinds, settings.prefixes) if kinds is not None else None,
         )
         self._commands: SimpleQueue[Sequence | _Cancel] = SimpleQueue()
         self._queued = 0

@@ -31,10 +31,11 @@ from mlxcel.engine.kv_manager import (
     StageKVManager,
     coordinated_admission_with_attribution,
 )
+from mlxcel.engine.prefix_cache import Entry, PrefixCache
 from mlxcel.engine.sequence import Output, Sequence, State
-from mlxcel.engine.slot import Work, prompt_work, token_tensor
+from mlxcel.engine.slot import Start, Work, prompt_work, token_tensor
 from mlxcel.errors import MlxcelError, StageError
-from mlxcel.pipeline.operations import Extend, Filter, Merge, Operation, Release
+from mlxcel.pipeline.operations import Copy, Extend, Extract, Filter, Merge, Operation, Release
 from mlxcel.pipeline.step import FAILED_ROW, Step, StepFailed, Tokens
 
 NO_HANDLE = -1
@@ -113,6 +114,7 @@ class Scheduler:
         managers: The cache budget of each stage; none is unlimited.
         end_tokens: Token ids that end a text.
         limits: What the operator allows.
+        prefixes: Prompts that the stages remember; None remembers nothing.
         on_refusal: Told a stage's refusal to admit, once a sequence, for metrics.
     """
 
@@ -123,6 +125,7 @@ class Scheduler:
         end_tokens: Collection[int],
         limits: Limits,
         on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.limits = limits
         self.managers = managers
@@ -131,6 +134,7 @@ class Scheduler:
         self._stages = stages
         self._end_tokens = frozenset(end_tokens)
         self._on_refusal = on_refusal
+        self._prefixes = PrefixCache((), capacity=0) if prefixes is None else prefixes
         self.credits = credits_for(stages, limits)
         self.slots = [Slot(key) for key in range(slots_for(stages, limits))]
         self._turns = deque(self.slots)
@@ -238,7 +242,10 @@ class Scheduler:
             sequence = self.waiting.popleft()
             sequence.state = State.PENDING_PREFILL
             slot.members.append(sequence)
-            groups.setdefault(slot.key, []).append(sequence)
+            if (start := self._prefixes.find(sequence.request.prompt)) is not None:
+                self._begin(slot, [sequence], start)
+            else:
+                groups.setdefault(slot.key, []).append(sequence)
         for key, group in groups.items():
             for rows in _packed(group, self.limits.chunk):
                 self._begin(self.slots[key], rows)
@@ -254,19 +261,56 @@ class Scheduler:
         return min(open_slots, key=lambda slot: len(slot.members), default=None)
 
     def _reserve(self, slot: Slot, sequence: Sequence) -> bool:
+        """Memory for one more row; remembered prompts make room for it."""
         rows = len(slot.members) + 1
         longest = max([sequence.longest, *(member.longest for member in slot.members)])
-        diagnostic = coordinated_admission_with_attribution(self.managers, slot.key, rows, longest)
-        if diagnostic is not None and sequence is not self._refused:
+        while (refusal := self._claim(slot.key, rows, longest)) is not None:
+            if not self._evict():
+                break
+        if refusal is not None and sequence is not self._refused:
             self._refused = sequence  # one refusal a sequence, not one a step
-            self._on_refusal(diagnostic)
-        return diagnostic is None
+            self._on_refusal(refusal)
+        return refusal is None
 
-    def _begin(self, slot: Slot, rows: list[Sequence]) -> None:
+    def _claim(self, batch: int, rows: int, longest: int) -> AdmissionDiagnostic | None:
+        return coordinated_admission_with_attribution(self.managers, batch, rows, longest)
+
+    def _begin(self, slot: Slot, rows: list[Sequence], start: Start | None = None) -> None:
         handle = next(self._handles)
         requests = [sequence.request for sequence in rows]
-        work = prompt_work(handle, requests, self.limits.chunk, self._handles)
+        work = prompt_work(handle, requests, self.limits.chunk, self._handles, start)
+        if start is not None:
+            rows[0].cached = start.cached
+        remember = self._remember(handle, rows)
+        work[-1] = attrs.evolve(work[-1], operations=(*work[-1].operations, *remember))
         self._jobs.append(Job(handle, slot, rows, deque(work)))
+
+    def _remember(self, handle: int, rows: list[Sequence]) -> Iterator[Operation]:
+        """Operations that keep the state after each prompt, for those worth it."""
+        for row, sequence in enumerate(rows):
+            prompt = sequence.request.prompt
+            if not self._prefixes.wants(prompt):
+                continue
+            entry = Entry(next(self._handles), prompt[:-1])
+            if len(self._prefixes) >= self._prefixes.capacity:
+                self._evict()
+            if self._claim(_key(entry), 1, len(entry.tokens)) is not None:
+                continue
+            self._prefixes.add(entry)
+            if len(rows) == 1:
+                yield Copy(entry.handle, handle)
+            else:
+                yield Extract(entry.handle, handle, row)
+
+    def _evict(self) -> bool:
+        """Forget the least recently used prompt; False if there is none."""
+        entry = self._prefixes.evict()
+        if entry is None:
+            return False
+        self._orphans.append(Release(entry.handle))
+        for manager in self.managers:
+            manager.reserve(_key(entry), 0, 0)
+        return True
 
     # Steps.
 
@@ -372,6 +416,11 @@ class Scheduler:
         longest = max((member.longest for member in slot.members), default=0)
         for manager in self.managers:
             manager.reserve(slot.key, len(slot.members), longest)
+
+
+def _key(entry: Entry) -> int:
+    """What a remembered prompt's memory is reserved under; slots count from 0."""
+    return -1 - entry.handle
 
 
 def _packed(group: list[Sequence], chunk: int) -> Iterator[list[Sequence]]:

@@ -30,7 +30,8 @@ class Output:
     """What a step brought for one request.
 
     ``text`` is final: no later token changes it. ``finish_reason`` comes exactly once, with
-    the last output; ``error`` says why where it is ``error``.
+    the last output; ``error`` says why where it is ``error``. ``cached`` tokens of the prompt
+    were known already; that comes with the last output too.
     """
 
     request: int
@@ -38,6 +39,7 @@ class Output:
     tokens: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     error: MlxcelError | None = None
+    cached: int = 0
 
 
 @attrs.define(eq=False)
@@ -47,7 +49,8 @@ class Sequence:
     Attributes:
         last: The token that its next step carries.
         made: Tokens generated so far.
-        admitted: When it got its place (monotonic seconds).
+        cached: Tokens of the prompt that the stages knew already.
+        arrived: When it came (monotonic seconds).
     """
 
     request: Request
@@ -56,6 +59,7 @@ class Sequence:
     state: State = State.WAITING
     last: int = 0
     made: int = 0
+    cached: int = 0
     arrived: float = 0.0
 
     @property
@@ -91,7 +95,7 @@ class Sequence:
     ) -> Output:
         """Its last output; from here on it takes no tokens."""
         self.state = State.COMPLETED
-        return Output(self.request.index, text, tokens, reason, error)
+        return Output(self.request.index, text, tokens, reason, error, self.cached)
 
     def _flush(self) -> str:
         """The text that waited for more: half a character, or the beginning of a stop string."""

@@ -20,6 +20,7 @@ from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import MlxcelError, Unavailable
+from mlxcel.family.caches import CacheKind
 from mlxcel.family.contract import Family
 
 RESERVE_BYTES = 512 << 20
@@ -185,6 +186,7 @@ class Service:
                 self._hear,
                 self._on_refusal,
                 self._on_engine_end,
+                cache_kinds(self.model),
             )
             self._engine.start()
             if self._warm_up:
@@ -225,15 +227,20 @@ class Service:
         self._on_end()
 
 
+def cache_kinds(model: LocalModel) -> tuple[CacheKind | None, ...]:
+    """What each layer of the model keeps of a sequence."""
+    family = model.plugins.load("family", model.family)
+    assert isinstance(family, Family)
+    return family.caches(model.checkpoint.config)
+
+
 def kv_managers(model: LocalModel, settings: Settings, budget: int | None) -> list[StageKVManager]:
     """The cache budget of each stage.
 
     Without a given budget, the stages share what is free now, less their weights and a
     reserve; where free memory is not known, they are unlimited.
     """
-    family = model.plugins.load("family", model.family)
-    assert isinstance(family, Family)
-    kinds = family.caches(model.checkpoint.config)
+    kinds = cache_kinds(model)
     stages = model.plan.stages
     if budget is None and (memory := available_memory()) is not None:
         weights = sum(stage.estimated_memory_bytes for stage in stages)

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from mlxcel.errors import UsageError
-from mlxcel.pipeline.operations import Finalize, Merge, New, Operation, Prepare, Sampling
+from mlxcel.pipeline.operations import Finalize, Merge, New, Operation, Prepare, Sampling, Trim
 from mlxcel.pipeline.schedule import suggested_micro_batch_size
 from mlxcel.wire.tensor import WireTensor
 
@@ -49,8 +49,24 @@ class Slot:
     ready: deque[Work]
 
 
+@attrs.frozen
+class Start:
+    """Where a prompt begins that is known in part: a copy of ``source``, less ``trim`` tokens.
+
+    ``cached`` tokens of the prompt are then there.
+    """
+
+    source: int
+    trim: int
+    cached: int
+
+
 def prompt_work(
-    handle: int, requests: Sequence[Request], chunk: int, handles: Iterator[int]
+    handle: int,
+    requests: Sequence[Request],
+    chunk: int,
+    handles: Iterator[int],
+    start: Start | None = None,
 ) -> list[Work]:
     """The steps that bring ``requests`` into the batch ``handle``.
 
@@ -61,18 +77,22 @@ def prompt_work(
 
     Args:
         handles: Fresh handles for the single rows before they are merged.
+        start: What is known of the prompt already, for a single request.
     """
     lengths = [len(request.prompt) - 1 for request in requests]
     ragged = len(set(lengths)) > 1
     bounds = _bounds(max(lengths), chunk, ragged=ragged)
     operations = _join(handle, requests, handles)
+    if start is not None:
+        operations = _resume(handle, requests[0], start)
+        bounds = [start.cached, *(b for b in bounds if b > start.cached)]
     if ragged:
         padding = [bounds[-1] - length for length in lengths]
         operations.append(Prepare(handle, tuple(lengths), tuple(padding)))
     work = []
-    for start, stop in itertools.pairwise(bounds):
+    for first, end in itertools.pairwise(bounds):
         tokens = [
-            [request.prompt[i] if i < length else 0 for i in range(start, stop)]
+            [request.prompt[i] if i < length else 0 for i in range(first, end)]
             for request, length in zip(requests, lengths, strict=True)
         ]
         work.append(Work(tuple(operations), tokens, sample=False))
@@ -129,6 +149,11 @@ def _join(handle: int, requests: Sequence[Request], handles: Iterator[int]) -> l
     singles = [next(handles) for _ in requests]
     new = [_new(single, request) for single, request in zip(singles, requests, strict=True)]
     return [*new, Merge(handle, tuple(singles))]
+
+
+def _resume(handle: int, request: Request, start: Start) -> list[Operation]:
+    new = attrs.evolve(_new(handle, request), source=start.source)
+    return [new, Trim(handle, start.trim)] if start.trim else [new]
 
 
 def _new(handle: int, request: Request) -> New:

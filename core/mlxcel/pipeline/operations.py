@@ -47,15 +47,17 @@ class Sampling:
 
 @attrs.frozen
 class New:
-    """A fresh batch of one row for ``request``, under ``handle``.
+    """A batch of one row for ``request``, under ``handle``.
 
-    ``prompt`` are its token ids, only where the sampling looks back.
+    It is empty, or begins as a copy of the one-row batch ``source``. ``prompt`` are its token
+    ids, only where the sampling looks back.
     """
 
     handle: int
     request: int
     sampling: Sampling
     prompt: tuple[int, ...] = ()
+    source: int | None = None
 
 
 @attrs.frozen

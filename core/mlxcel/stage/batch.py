@@ -102,9 +102,13 @@ class BatchTable:
         """
         table = self._batches
         match operation:
-            case New(handle, request, sampling, prompt):
-                row = Row(request, sampling, prompt=prompt)
-                table[handle] = Batch(self._make_caches(), [row])
+            case New(handle, request, sampling, prompt, source):
+                if source is None:
+                    caches, position = self._make_caches(), 0
+                else:
+                    caches = copy.deepcopy(table[source].caches)
+                    position = table[source].rows[0].position
+                table[handle] = Batch(caches, [Row(request, sampling, position, prompt)])
             case Merge(handle, sources):
                 table[handle] = _merge([table.pop(source) for source in sources])
             case Extend(handle, source):

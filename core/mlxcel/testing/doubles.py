@@ -95,7 +95,8 @@ class ScriptedExecutor:
     def _apply(self, operation: Operation) -> None:
         rows = self.rows
         match operation:
-            case New(handle, request):
+            case New(handle, request, _, _, source):
+                assert source is None or len(rows[source]) == 1
                 rows[handle] = [request]
             case Merge(handle, sources):
                 rows[handle] = [row for source in sources for row in rows.pop(source)]

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import Family, Part, Place, fields
-from mlxcel.family.caches import StateCacheKind
-from mlxcel.family.mixers import FLOAT32_BYTES, LatentAttention
+from mlxcel.family.mixers import LatentAttention
 from mlxcel.family.shapes import (
     TensorShape,
     block,
-    convolution,
     decoder,
     gated_experts,
     gated_mlp,
@@ -22,6 +20,7 @@ from mlxcel.family.shapes import (
     norm,
     vector,
 )
+from mlxcel_family_kimi_k3.delta import DeltaAttention, delta_layers
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -93,78 +92,6 @@ class KimiK3(Family):
         return tuple(
             state if index in linear_layers else latent for index in range(config.num_layers)
         )
-
-
-@attrs.frozen
-class DeltaAttention:
-    """Kimi's delta attention: gated delta rule with a decay per channel."""
-
-    hidden: int
-    heads: int
-    head_dim: int
-    kernel: int
-    full_gate: bool
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> DeltaAttention:
-        """The delta attention of ``linear_attn_config``.
-
-        Raises:
-            CheckpointError: A size is missing.
-        """
-        own = _linear_config(config)
-        return cls(
-            fields.count(config, "hidden_size"),
-            fields.count(own, "num_heads"),
-            fields.count(own, "head_dim"),
-            fields.count(own, "short_conv_kernel_size"),
-            fields.flag(own, "use_full_rank_gate", default=False),
-        )
-
-    def shapes(self, name: str) -> Iterator[TensorShape]:
-        """The projections, the convolution, and what rules the decay of the state."""
-        width = self.heads * self.head_dim
-        yield from linear(f"{name}.qkv_proj", 3 * width, self.hidden)
-        yield from convolution(f"{name}.qkv_conv.conv", 3 * width, self.kernel, bias=False)
-        yield from self._low_rank(f"{name}.f")
-        yield from linear(f"{name}.b_proj", self.heads, self.hidden)
-        if self.full_gate:
-            yield from linear(f"{name}.g_proj", width, self.hidden)
-        else:
-            yield from self._low_rank(f"{name}.g")
-        yield from vector(f"{name}.A_log", self.heads)
-        yield from vector(f"{name}.dt_bias", width)
-        yield from norm(f"{name}.o_norm", self.head_dim)
-        yield from linear(f"{name}.o_proj", self.hidden, width)
-
-    def cache(self) -> StateCacheKind:
-        """The tail of the convolution, and a matrix per head in float32."""
-        return StateCacheKind(
-            (
-                ((self.kernel - 1) * 3 * self.heads * self.head_dim, None),
-                (self.heads * self.head_dim * self.head_dim, FLOAT32_BYTES),
-            )
-        )
-
-    def _low_rank(self, name: str) -> Iterator[TensorShape]:
-        yield from linear(f"{name}_a_proj", self.head_dim, self.hidden)
-        yield from linear(f"{name}_b_proj", self.heads * self.head_dim, self.head_dim)
-
-
-def delta_layers(config: ModelConfig) -> frozenset[int]:
-    """The layers with delta attention; config.json counts them from 1."""
-    layers = _linear_config(config).require("kda_layers")
-    if not isinstance(layers, list):
-        raise fields.contradiction(config, f"kda_layers is {layers!r}, not a list of layers")
-    return frozenset(fields.checked(config, "kda_layers", layer) - 1 for layer in layers)
-
-
-def _linear_config(config: ModelConfig) -> ModelConfig:
-    """The settings of the delta attention, which stand in an object of their own."""
-    settings = config.require("linear_attn_config")
-    if not isinstance(settings, dict):
-        raise fields.contradiction(config, f"linear_attn_config is {settings!r}, not an object")
-    return attrs.evolve(config, raw=settings, text=settings)
 
 
 def _feed_forward(name: str, index: int, config: ModelConfig) -> Iterator[TensorShape]:
