@@ -28,11 +28,34 @@ def add_parser(subparsers: Any) -> None:
         "--only", action="append", default=[], metavar="TEXT", help="cases whose name has TEXT"
     )
     pipeline.add_argument("--json", action="store_true", help="one JSON object a line")
+    engine = kinds.add_parser("engine", help="what scheduling costs a step")
+    engine.add_argument("-m", "--model", type=Path, metavar="DIR", help="for its tokenizer")
+    engine.add_argument("--repeats", type=int, default=5, help="runs of each figure (5)")
+    engine.add_argument("--json", action="store_true", help="one JSON object a line")
     bench.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the bench; a row is reported as soon as it is measured."""
+    """Run the bench of the kind asked for."""
+    return run_engine(args) if args.kind == "engine" else run_pipeline(args)
+
+
+def run_engine(args: argparse.Namespace) -> int:
+    """Measure the engine alone."""
+    from mlxcel.bench import engine
+
+    if args.repeats < 1:
+        raise UsageError(f"--repeats {args.repeats} is too few.", "Give 1 or more.")
+    rows = engine.run(args.model, args.repeats)
+    for row in rows if args.json else ():
+        print(json.dumps(attrs.asdict(row)))
+    if not args.json:
+        print(engine.markdown(rows))
+    return 0
+
+
+def run_pipeline(args: argparse.Namespace) -> int:
+    """Compare pipelines; a row is reported as soon as it is measured."""
     from mlxcel.bench import pipeline
 
     for flag in ("pairs", "tokens", "prompt"):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from queue import Empty, SimpleQueue
-from typing import Literal
+from typing import Literal, Protocol
 
 import attrs
 
@@ -27,7 +27,8 @@ from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import DeadlineError, MlxcelError, NeverFits, QueueFull, Unavailable
 from mlxcel.family.caches import CacheKind
-from mlxcel.pipeline.workers import MORE_TIME, WorkerPipeline
+from mlxcel.pipeline.step import Step, StepFailed, Tokens
+from mlxcel.pipeline.workers import MORE_TIME
 
 
 @attrs.frozen
@@ -47,6 +48,19 @@ class Settings:
 @attrs.frozen
 class _Cancel:
     index: int
+
+
+class EnginePipeline(Protocol):
+    """What the engine needs of a pipeline; see :class:`mlxcel.pipeline.workers.WorkerPipeline`."""
+
+    count: int
+    timeout: float
+
+    def submit(self, step: Step) -> None: ...
+
+    def poll(self) -> Tokens | StepFailed | None: ...
+
+    def listen(self, listener: Callable[[], None]) -> None: ...
 
 
 Deliver = Callable[[list[Output]], None]
@@ -73,7 +87,7 @@ class Engine:
 
     def __init__(
         self,
-        pipeline: WorkerPipeline,
+        pipeline: EnginePipeline,
         managers: Collection[StageKVManager],
         tokenizer: Tokenizer | None,
         settings: Settings,
@@ -166,7 +180,7 @@ class Engine:
             while True:
                 # Cleared before anything is looked at: what rings later wakes the sleep.
                 self._bell.clear()
-                self._round()
+                self.round()
                 if self._done():
                     break
                 self._sleep()
@@ -183,8 +197,11 @@ class Engine:
             return True
         return self.phase == "draining" and self._scheduler.idle and self._commands.empty()
 
-    def _round(self) -> None:
-        """Take what came, send what can be sent, deliver what there is."""
+    def round(self) -> None:
+        """Take what came, send what can be sent, deliver what there is.
+
+        The engine's thread calls it whenever something rings; a bench may call it instead.
+        """
         outputs = self._take_commands()
         while (answer := self._pipeline.poll()) is not None:
             self._answered = time.monotonic()

@@ -1,0 +1,151 @@
+"""``mlxcel bench engine``: what scheduling costs a step, with stages that cost nothing."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from mlxcel.bench.pairs import Spread
+from mlxcel.checkpoint.config import read_config
+from mlxcel.engine.engine import Engine, Settings
+from mlxcel.engine.scheduler import Limits, credits_for
+from mlxcel.engine.sequence import Output
+from mlxcel.engine.slot import Request
+from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
+from mlxcel.pipeline.operations import Extend, Filter, Merge, New, Release
+from mlxcel.pipeline.step import Step, StepFailed, Tokens
+
+STAGES = 2
+SEQUENCES = 64
+
+
+class NullPipeline:
+    """Answers every step at once with made-up tokens; no thread, no model."""
+
+    def __init__(self, stages: int, credits: int, vocabulary: int) -> None:
+        self.count = stages
+        self.credits = credits
+        self.timeout = 60.0
+        self.steps = 0
+        self._rows: dict[int, int] = {}
+        self._answers: deque[Tokens] = deque()
+        self._token = itertools.cycle(range(vocabulary))
+
+    def submit(self, step: Step) -> None:
+        for operation in step.operations:
+            match operation:
+                case New(handle):
+                    self._rows[handle] = 1
+                case Merge(handle, sources):
+                    self._rows[handle] = sum(self._rows.pop(source) for source in sources)
+                case Extend(handle, source):
+                    self._rows[handle] += self._rows.pop(source)
+                case Filter(handle, kept):
+                    self._rows[handle] = len(kept)
+                case Release(handle):
+                    self._rows.pop(handle, None)
+        rows = self._rows.get(step.slot, 0) if step.sample else 0
+        self.steps += bool(rows)
+        self._answers.append(
+            Tokens(step.seq, step.slot, tuple(next(self._token) for _ in range(rows)))
+        )
+
+    def poll(self) -> Tokens | StepFailed | None:
+        return self._answers.popleft() if self._answers else None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Nothing: the answer is there when the engine looks again."""
+
+
+@attrs.frozen
+class Row:
+    """One figure: milliseconds a step, or a ratio."""
+
+    name: str
+    spread: Spread
+    unit: str
+    bound: str
+
+
+def run(folder: Path | None, repeats: int = 5) -> list[Row]:
+    """All figures; those with text need the tokenizer of a checkpoint."""
+    rows = [
+        Row(
+            f"a step of {SEQUENCES} sequences, {STAGES} null stages, token ids only",
+            Spread.of(_milliseconds_a_step(None) for _ in range(repeats)),
+            "ms",
+            "≤ 0.3",
+        )
+    ]
+    if folder is not None:
+        tokenizer = load_tokenizer(folder, read_config(folder))
+        rows.append(
+            Row(
+                "the same, with text",
+                Spread.of(_milliseconds_a_step(tokenizer) for _ in range(repeats)),
+                "ms",
+                "≤ 1",
+            )
+        )
+    rows.append(
+        Row(
+            "10,000 queued requests against 1,000, time a request",
+            Spread.of(
+                (_seconds(10_000) / 10_000) / (_seconds(1_000) / 1_000) for _ in range(repeats)
+            ),
+            "x",
+            "about 1",
+        )
+    )
+    return rows
+
+
+def markdown(rows: list[Row]) -> str:
+    """The rows as a table."""
+    lines = ["| what | median | range | bound |", "|---|---|---|---|"]
+    lines += [
+        f"| {row.name} | {row.spread.median:.3f} {row.unit} "
+        f"| {row.spread.low:.3f}-{row.spread.high:.3f} | {row.bound} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _milliseconds_a_step(tokenizer: Tokenizer | None) -> float:
+    """Rounds of a full engine, divided by the steps that it sent."""
+    pipeline, engine = _engine(tokenizer, parallel=SEQUENCES)
+    for index in range(SEQUENCES):
+        engine.submit(Request(index, (1, 2, 3), 400, ignore_end=True))
+    while engine.active < SEQUENCES:
+        engine.round()
+    began, steps = time.perf_counter(), pipeline.steps
+    while engine.active == SEQUENCES:
+        engine.round()
+    return 1e3 * (time.perf_counter() - began) / (pipeline.steps - steps)
+
+
+def _seconds(requests: int) -> float:
+    """From the first to the last of ``requests`` requests of one token."""
+    _, engine = _engine(None, parallel=32)
+    for index in range(requests):
+        engine.submit(Request(index, (1, 2, 3), 1, ignore_end=True))
+    began = time.perf_counter()
+    while engine.waiting or engine.active:
+        engine.round()
+    return time.perf_counter() - began
+
+
+def _engine(tokenizer: Tokenizer | None, *, parallel: int) -> tuple[NullPipeline, Engine]:
+    limits = Limits(parallel=parallel, batch=parallel)
+    pipeline = NullPipeline(STAGES, credits_for(STAGES, limits), 200)
+
+    def deliver(outputs: list[Output]) -> None:
+        """Nobody listens."""
+
+    settings = Settings(limits, queue_depth=1_000_000)
+    return pipeline, Engine(pipeline, [], tokenizer, settings, deliver)
