@@ -140,13 +140,14 @@ def live(tiny: Callable[..., Path]) -> Iterator[Callable[[list[str]], str]]:
 
 
 def wait_until_ready(url: str) -> None:
-    while True:
+    status = "loading"
+    while status == "loading":
         try:
-            urllib.request.urlopen(f"{url}/health", timeout=60)
+            response = urllib.request.urlopen(f"{url}/health", timeout=60)
         except urllib.error.HTTPError as error:
-            assert json.load(error)["status"] == "loading"
-        else:
-            return
+            response = error
+        status = json.load(response)["status"]
+    assert status == "ok"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

@@ -22,7 +22,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
 ERROR = "mlxcel: error: "
 Q_PROJ = "model.layers.3.self_attn.q_proj"
 
-SAID_BEFORE = ("activations:", "weights:", "BLAS:", "fetching ")
+SAID_BEFORE = ("activations:", "weights:", "BLAS:", "fetching ", "listening on ")
 """How lines begin that a command prints before it starts the work."""
 
 
@@ -752,6 +752,11 @@ def _(world: World) -> list[str]:
 
 def serve(world: World, *flags: str) -> list[str]:
     return ["serve", "-m", str(world.tiny("llama")), "--port", "0", *flags]
+
+
+@provokes("A stage lacks the cache memory for a single token: <figures>.")
+def _(world: World) -> list[str]:
+    return serve(world, "--kv-cache-budget", "1")
 
 
 @provokes("the server cannot listen on <host>, port <port>: <cause>.")

@@ -19,7 +19,7 @@ from mlxcel.engine.scheduler import credits_for
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer
-from mlxcel.errors import MlxcelError, Unavailable
+from mlxcel.errors import MlxcelError, NeverFits, Unavailable, UsageError
 from mlxcel.family.caches import CacheKind
 from mlxcel.family.contract import Family
 
@@ -202,7 +202,13 @@ class Service:
             raise
 
     def _make_one_token(self, engine: Engine) -> None:
-        engine.submit(Request(WARM_UP, (0,), 1))
+        try:
+            engine.submit(Request(WARM_UP, (0,), 1))
+        except NeverFits as never:
+            raise UsageError(
+                f"A stage lacks the cache memory for a single token: {never.diagnostic}.",
+                "Give it more with --kv-cache-budget, or use more stages.",
+            ) from never
         if (error := self._warm.get().error) is not None:
             raise error
 

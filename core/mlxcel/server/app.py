@@ -9,7 +9,7 @@ from aiohttp import web
 
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
 from mlxcel.engine.sequence import Output
-from mlxcel.observe.server_metrics import ServerMetrics
+from mlxcel.observe.metrics import ServerMetrics
 from mlxcel.server import completions, health, models
 from mlxcel.server.backend import MakeBackend
 from mlxcel.server.dispatch import Dispatcher, Stream

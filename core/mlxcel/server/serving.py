@@ -10,7 +10,7 @@ import attrs
 from aiohttp import web
 
 from mlxcel.engine.slot import Request
-from mlxcel.observe.server_metrics import ServerMetrics
+from mlxcel.observe.metrics import ServerMetrics
 from mlxcel.server.backend import Backend
 from mlxcel.server.dispatch import Dispatcher, Stream
 from mlxcel.server.event_stream import hang_up

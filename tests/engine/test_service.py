@@ -1,0 +1,137 @@
+"""A model being served, from loading to its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxcel.engine.engine import Settings
+from mlxcel.engine.local import LocalModel, open_model
+from mlxcel.engine.sequence import Output
+from mlxcel.engine.service import Service
+from mlxcel.engine.slot import Request
+from mlxcel.errors import Unavailable, UsageError
+from mlxcel.plugins import Plugins
+
+WAIT = 60.0
+
+
+@pytest.fixture
+def model(tiny: Callable[..., Path]) -> LocalModel:
+    return open_model(tiny("llama"), Plugins.discover(environ={}), size=2)
+
+
+class Listener:
+    """Makes services, and hears what they say."""
+
+    def __init__(self, model: LocalModel) -> None:
+        self.outputs: list[Output] = []
+        self.finished = threading.Event()
+        self.ended = threading.Event()
+        self._model = model
+
+    def service(self, **options: Any) -> Service:
+        options = {"workers": "thread", "timeout": WAIT, "kv_budget": 1 << 30, **options}
+        return Service(self._model, Settings(), self._hear, on_end=self.ended.set, **options)
+
+    def _hear(self, outputs: list[Output]) -> None:
+        self.outputs += outputs
+        if outputs[-1].finish_reason is not None:
+            self.finished.set()
+
+
+def wait_until_loaded(service: Service) -> None:
+    service._loader.join(WAIT)
+    assert not service._loader.is_alive()
+
+
+def test_before_during_and_after(model: LocalModel) -> None:
+    """Requests are taken between loading and the end, and at no other time."""
+    listener = Listener(model)
+    service = listener.service(warm_up=True)
+    with pytest.raises(Unavailable, match="loading"):
+        service.submit(Request(1, (1, 2), 3))
+    service.start()
+    wait_until_loaded(service)
+    assert service.phase == "ready"
+    assert all(stage.ready for stage in service.stages)
+    assert all(stage.bytes_done == stage.bytes_total > 0 for stage in service.stages)
+    assert listener.outputs == [], "nobody hears of the warm-up"
+    service.submit(Request(1, (1, 2), 3))
+    assert listener.finished.wait(WAIT)
+    assert {output.request for output in listener.outputs} == {1}
+    service.stop()
+    service.stop()
+    assert service.phase == "stopped"
+    with pytest.raises(Unavailable, match="shutting down"):
+        service.submit(Request(2, (1, 2), 3))
+    assert not listener.ended.is_set()
+
+
+def test_a_warm_up_that_fails(model: LocalModel) -> None:
+    """A stage without room for one token is found before any client is."""
+    listener = Listener(model)
+    service = listener.service(warm_up=True, kv_budget=1)
+    service.start()
+    assert listener.ended.wait(WAIT)
+    assert service.phase == "failed"
+    assert isinstance(service.error, UsageError)
+    service.stop()
+    assert service.phase == "failed"
+
+
+def test_loading_is_given_up(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped while it loads, a service ends quietly; it has not failed."""
+    listener = Listener(model)
+    service = listener.service(workers="thread")
+    reached, go = threading.Event(), threading.Event()
+    told = service._on_progress
+
+    def slow(stage: int, done: int, total: int) -> None:
+        reached.set()
+        assert go.wait(WAIT)
+        told(stage, done, total)
+
+    monkeypatch.setattr(service, "_on_progress", slow)
+    service.start()
+    assert reached.wait(WAIT)
+    stopping = threading.Thread(target=service.stop)
+    stopping.start()
+    while service.phase != "draining":
+        pass
+    go.set()
+    stopping.join(WAIT)
+    assert (service.phase, service.error) == ("stopped", None)
+    assert not listener.ended.is_set()
+
+
+def test_a_bug_while_loading_is_a_failure(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong while loading, the service does not load for ever."""
+
+    def broken(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    seen: list[Any] = []
+    monkeypatch.setattr("mlxcel.engine.service.running", broken)
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    listener = Listener(model)
+    service = listener.service()
+    service.start()
+    assert listener.ended.wait(WAIT)
+    wait_until_loaded(service)
+    assert service.phase == "failed"
+    assert "ZeroDivisionError: a bug" in str(service.error)
+    assert len(seen) == 1
+
+
+def test_never_started(model: LocalModel) -> None:
+    """A service that never began can be stopped."""
+    service = Listener(model).service()
+    service.stop()
+    assert service.phase == "stopped"
