@@ -134,6 +134,7 @@ class TransformerStage:
         h = payload["h"]
         masks = self.make_masks(h, caches)
         for layer, mask, cache in zip(self.layers, self.masks, caches, strict=True):
+            self.begin(h)
             h = layer(h, masks[mask], cache)
         return {"h": h}
 
@@ -154,6 +155,15 @@ class TransformerStage:
         """One forward pass: from token ids on the first stage, from a payload on the others."""
         start = self.embed(payload["tokens"]) if self.first else dict(payload)
         return self.run(start, caches)
+
+    def begin(self, h: mx.array) -> None:
+        """Let MLX compute ``h`` while Python describes the next layer.
+
+        On a CPU the description of a whole step takes some milliseconds in which the other
+        core would wait. A GPU gets its work in larger pieces, where this would only disturb.
+        """
+        if mx.default_device().type == mx.DeviceType.cpu:
+            mx.async_eval(h)
 
     def make_caches(self) -> list[Cache | None]:
         """Empty caches for one sequence, one entry per own layer."""

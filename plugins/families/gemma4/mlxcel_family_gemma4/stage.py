@@ -51,6 +51,7 @@ class Gemma4Stage(TransformerStage):
         masks = self.make_masks(h, caches)
         seen: dict[int, tuple[Any, Any]] = {}  # layer to (keys and values, offset)
         for i, (layer, mask, cache) in enumerate(zip(self.layers, self.masks, caches, strict=True)):
+            self.begin(h)
             index = self.start + i
             source = self.inner.previous_kvs[index]
             shared, offset = seen[source] if source != index else (None, None)
