@@ -32,20 +32,48 @@ def add_parser(subparsers: Any) -> None:
     engine.add_argument("-m", "--model", type=Path, metavar="DIR", help="for its tokenizer")
     engine.add_argument("--repeats", type=int, default=5, help="runs of each figure (5)")
     engine.add_argument("--json", action="store_true", help="one JSON object a line")
+    server = kinds.add_parser("server", help="clients side by side, against mlx-lm's server")
+    server.add_argument("-m", "--model", required=True, type=Path, metavar="DIR")
+    server.add_argument("--clients", type=int, default=8, help="requests at once (8)")
+    server.add_argument("--tokens", type=int, default=16, help="tokens of an answer (16)")
+    server.add_argument("--pairs", type=int, default=5, help="interleaved pairs (5)")
+    server.add_argument("--json", action="store_true", help="one JSON object a line")
     bench.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the bench of the kind asked for."""
-    return run_engine(args) if args.kind == "engine" else run_pipeline(args)
+    kinds = {"pipeline": run_pipeline, "engine": run_engine, "server": run_server}
+    return kinds[args.kind](args)
+
+
+def run_server(args: argparse.Namespace) -> int:
+    """Compare two servers under the same load."""
+    from mlxcel.bench import server
+
+    _at_least_one(args, "clients", "tokens", "pairs")
+    rows = []
+    for row in server.run(args.model, server.Settings(args.clients, args.tokens, args.pairs)):
+        rows.append(row)
+        print(f"{row.name}: {row.ratio.median:.2f}", file=sys.stderr)
+        if args.json:
+            print(json.dumps(attrs.asdict(row)), flush=True)
+    if not args.json:
+        print(server.markdown(rows))
+    return 0
+
+
+def _at_least_one(args: argparse.Namespace, *flags: str) -> None:
+    for flag in flags:
+        if (value := getattr(args, flag)) < 1:
+            raise UsageError(f"--{flag} {value} is too few.", "Give 1 or more.")
 
 
 def run_engine(args: argparse.Namespace) -> int:
     """Measure the engine alone."""
     from mlxcel.bench import engine
 
-    if args.repeats < 1:
-        raise UsageError(f"--repeats {args.repeats} is too few.", "Give 1 or more.")
+    _at_least_one(args, "repeats")
     rows = engine.run(args.model, args.repeats)
     for row in rows if args.json else ():
         print(json.dumps(attrs.asdict(row)))
@@ -58,12 +86,9 @@ def run_pipeline(args: argparse.Namespace) -> int:
     """Compare pipelines; a row is reported as soon as it is measured."""
     from mlxcel.bench import pipeline
 
-    for flag in ("pairs", "tokens", "prompt"):
-        least = 4 if flag == "tokens" else 1
-        if getattr(args, flag) < least:
-            raise UsageError(
-                f"--{flag} {getattr(args, flag)} is too few.", f"Give {least} or more."
-            )
+    _at_least_one(args, "pairs", "prompt")
+    if args.tokens < 4:
+        raise UsageError(f"--tokens {args.tokens} is too few.", "Give 4 or more.")
     settings = pipeline.Settings(args.pairs, args.tokens, args.prompt)
     chosen = [
         case
