@@ -88,6 +88,10 @@ def test_settings_come_from_flags() -> None:
     assert settings.limits == Limits(parallel=5, batch=6, micro_batch=2, chunk=7)
     assert (settings.queue_depth, settings.queue_timeout) == (8, 9)
     assert _settings(parsed()).limits == Limits(32, 32, None, 512)
+    assert (_settings(parsed()).prefixes, _settings(parsed("--prefix-cache", "0")).prefixes) == (
+        64,
+        0,
+    )
 
 
 def test_options_come_from_flags(tmp_path: Path) -> None:
@@ -116,6 +120,7 @@ def test_options_come_from_flags(tmp_path: Path) -> None:
         ["--ctx-size", "0"],
         ["--pp-micro-batch-size", "0"],
         ["--queue-timeout", "0"],
+        ["--prefix-cache", "-1"],
         ["--drain-timeout", "nan"],
         ["--kv-cache-budget", "lots"],
         ["--max-body-size", "big"],
@@ -241,3 +246,19 @@ def test_the_other_name_of_the_command(capsys: pytest.CaptureFixture[str]) -> No
             run_server()
     assert stop.value.code == 0
     assert "--kv-cache-budget" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("flag", "known"), [("64", True), ("0", False)])
+def test_usage_says_what_was_known(tiny: Callable[..., Path], flag: str, known: bool) -> None:
+    """The second request for one prompt reports cached tokens, unless that is switched off."""
+    flags = ["--pp-workers", "thread", "--no-warmup", "--prefix-cache", flag]
+    with server(tiny("llama"), *flags) as (process, url):
+        ready(process, url)
+        body = json.dumps({"prompt": "The same long beginning of a text", "max_tokens": 2}).encode()
+        used = []
+        for _ in range(2):
+            with urllib.request.urlopen(f"{url}/v1/completions", body, SECONDS) as response:
+                used.append(json.load(response)["usage"])
+        assert "prompt_tokens_details" not in used[0]
+        cached = used[1].get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        assert cached == (used[1]["prompt_tokens"] - 1 if known else 0)

@@ -49,6 +49,22 @@ def wait_until_loaded(service: Service) -> None:
     assert not service._loader.is_alive()
 
 
+def test_a_prompt_is_remembered(model: LocalModel) -> None:
+    """The second prompt that begins like the first one says how much was known already."""
+    listener = Listener(model)
+    service = listener.service()
+    service.start()
+    wait_until_loaded(service)
+    beginning = tuple(range(1, 41))
+    for index, prompt in enumerate(((*beginning, 7), (*beginning, 8, 9)), start=1):
+        listener.finished.clear()
+        service.submit(Request(index, prompt, 2, ignore_end=True))
+        assert listener.finished.wait(WAIT)
+    ends = [output for output in listener.outputs if output.finish_reason]
+    assert [output.cached for output in ends] == [0, 40]
+    service.stop()
+
+
 def test_before_during_and_after(model: LocalModel) -> None:
     """Requests are taken between loading and the end, and at no other time."""
     listener = Listener(model)

@@ -78,6 +78,13 @@ def add_engine_flags(group: argparse._ActionsContainer) -> None:
         help="cache memory of each stage, such as 2GB or 2GiB (what is free)",
     )
     group.add_argument(
+        "--prefix-cache",
+        type=int,
+        default=64,
+        metavar="N",
+        help="prompts that are remembered for others that begin alike; 0 is off (64)",
+    )
+    group.add_argument(
         "--queue-timeout",
         type=float,
         default=60.0,
@@ -163,6 +170,7 @@ def _check(args: argparse.Namespace) -> None:
     }
     check_bounds(
         [
+            ("--prefix-cache", args.prefix_cache, args.prefix_cache >= 0, "0 (off) or more"),
             ("--port", args.port, 0 <= args.port <= HIGHEST_PORT, f"0 to {HIGHEST_PORT}"),
             *((flag, n, n is None or n >= 1, "1 or more") for flag, n in counts.items()),
             *((flag, s, 0 < s <= LONGEST_WAIT, seconds) for flag, s in waits.items()),
@@ -185,7 +193,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         flag, wanted = "--pp-micro-batch-size", "1 or more, or auto"
         check_bounds([(flag, rows, rows >= 1, wanted)])
     limits = Limits(args.parallel, args.max_batch_size, rows, args.prefill_chunk_size)
-    return Settings(limits, args.max_queue_depth, args.queue_timeout)
+    return Settings(limits, args.max_queue_depth, args.queue_timeout, args.prefix_cache)
 
 
 def _options(args: argparse.Namespace) -> Options:

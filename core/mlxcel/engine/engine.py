@@ -243,15 +243,16 @@ class Engine:
         Raises:
             DeadlineError: A step has been in flight for longer than a stage may take.
         """
-        timeout = self._pipeline.timeout
+        now, timeout = time.monotonic(), self._pipeline.timeout
+        waiting = self._scheduler.waiting
+        expires = waiting[0].arrived + self._settings.queue_timeout - now if waiting else None
         if self._scheduler.in_flight == 0:
-            self._answered = time.monotonic()
-            waits = bool(self._scheduler.waiting)
-            self._bell.wait(self._settings.queue_timeout if waits else None)
+            self._answered = now
+            self._bell.wait(expires if expires is None else max(0.0, expires))
             return
-        left = self._answered + timeout - time.monotonic()
-        wait = min(left, self._settings.queue_timeout)
-        if not self._bell.wait(max(0.0, wait)) and left <= wait:
+        left = self._answered + timeout - now
+        wait = left if expires is None else min(left, expires)
+        if not self._bell.wait(max(0.0, wait)) and wait == left:
             raise DeadlineError("the pipeline", "a step's result", timeout, MORE_TIME)
 
     def _end(self, error: MlxcelError) -> None:

@@ -19,13 +19,16 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Object:
-    """What a request used."""
-    return {
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Object:
+    """What a request used; ``cached_tokens`` of the prompt were known already."""
+    used: Object = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if cached_tokens:
+        used["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    return used
 
 
 class ChatAnswer:

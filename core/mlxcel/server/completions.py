@@ -106,7 +106,8 @@ def _joined(index: int, outputs: Sequence[Output]) -> Output:
     tokens = tuple(token for output in outputs for token in output.tokens)
     if not outputs:
         return Output(index)
-    return Output(index, text, tokens, outputs[-1].finish_reason, outputs[-1].error)
+    last = outputs[-1]
+    return Output(index, text, tokens, last.finish_reason, last.error, last.cached)
 
 
 async def _whole(
@@ -119,7 +120,8 @@ async def _whole(
         made += len(output.tokens)
         if output.finish_reason is not None:
             reason = _reason(output)
-            body = answer.whole("".join(texts), reason, usage(len(prompt), made))
+            used = usage(len(prompt), made, output.cached)
+            body = answer.whole("".join(texts), reason, used)
             return web.Response(body=to_json(body), content_type="application/json")
     raise AssertionError("a stream ends with a finish reason")
 
@@ -152,7 +154,7 @@ async def _stream(
             chunks.append(to_json(as_api_error(error).body()))
         elif output.finish_reason is not None:
             chunks.append(answer.last(_reason(output)))
-            used = usage(len(prompt), made)
+            used = usage(len(prompt), made, output.cached)
             chunks += [answer.used(used)] if generation.include_usage else []
             chunks.append(DONE)
         elif not output.tokens:

@@ -1,0 +1,71 @@
+"""The benches run whole on a tiny checkpoint: real processes, real servers, small numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxcel.bench.pipeline import Settings, cases
+from mlxcel.cli.main import run
+
+Tiny = Callable[..., Path]
+
+
+def test_bench_engine(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every figure of the engine's bench is there and positive."""
+    assert run(["bench", "engine", "-m", str(tiny("llama")), "--repeats", "1", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 3
+    assert all(row["spread"]["median"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_bench_pipeline(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """A case against mlx-lm and one against its batches give a table with their bounds."""
+    command = ["bench", "pipeline", "-m", str(tiny("llama")), "--pairs", "1", "--tokens", "6"]
+    only = ["--only", "decode, 1 stage, 1", "--only", "4 sequences, against batch"]
+    assert run([*command, *only]) == 0
+    table = capsys.readouterr().out
+    assert "| ≥ 0.97 |" in table
+    assert "| ≥ 1.5 |" in table
+    figures = r"\| \d+\.\d \| \d+\.\d \| \d+\.\d\d \| \d+\.\d\d-\d+\.\d\d \|"
+    assert len(re.findall(figures, table)) >= 2
+
+
+def test_every_case_has_a_name_of_its_own(tiny: Tiny) -> None:
+    """Rows can be told apart, and --only can name each."""
+    names = [case.name for case in cases(tiny("llama"), Settings())]
+    assert len(set(names)) == len(names) >= 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["pipeline", "--pairs", "0"], "--pairs 0"),
+        (["pipeline", "--tokens", "3"], "--tokens 3"),
+        (["pipeline", "--only", "nothing"], "--only"),
+        (["server", "--clients", "0"], "--clients 0"),
+        (["engine", "--repeats", "0"], "--repeats 0"),
+    ],
+)
+def test_values_that_measure_nothing(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str], arguments: list[str], flag: str
+) -> None:
+    """Too few of anything is refused by name."""
+    kind, *rest = arguments
+    assert run(["bench", kind, "-m", str(tiny("llama")), *rest]) == 2
+    assert flag in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_bench_server(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both servers answer the same requests in both regimes."""
+    command = ["bench", "server", "-m", str(tiny("llama")), "--pairs", "1", "--clients", "2"]
+    assert run([*command, "--tokens", "4", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(rows) == 2
+    assert all(row["ratio"]["median"] > 0 and row["our_p95"] > 0 for row in rows)
