@@ -28,7 +28,7 @@ from mlxcel.family.caches import (
     RotatingCacheKind,
     StateCacheKind,
 )
-from mlxcel.pipeline.step import Tokens
+from mlxcel.pipeline.step import Step, StepFailed, Tokens
 from mlxcel.plugins import Plugins
 from mlxcel.testing.doubles import ScriptedExecutor, specs
 
@@ -181,3 +181,79 @@ def test_a_known_beginning_changes_nothing(tiny: Callable[..., Path], name: str)
     cached = [ends[request.index].cached for request in asked]
     assert all(cached[3:]), "from the second turn on, every prompt begins with a known one"
     assert all(c < len(r.prompt) for c, r in zip(cached, asked, strict=True))
+
+
+class Busy:
+    """A scheduler with remembered prompts on one stage, driven by hand."""
+
+    def __init__(self) -> None:
+        self.cache = PrefixCache([FULL], capacity=8)
+        self.scheduler = Scheduler(1, [], (), Limits(chunk=8), prefixes=self.cache)
+        self.executor = ScriptedExecutor(specs(1)[0])
+        self.outputs: list[Output] = []
+
+    def add(self, index: int, prompt: tuple[int, ...]) -> None:
+        request = Request(index, prompt, 2)
+        self.scheduler.add(Sequence(request, None, StopStrings(())))
+
+    def run(self, fail: Callable[[Step], bool] = lambda step: False) -> None:
+        while not self.scheduler.idle:
+            for step in list(self.scheduler.steps()):
+                answer: Tokens | StepFailed
+                if fail(step):
+                    answer = StepFailed(step.seq, step.slot, 0, (), "no")
+                else:
+                    done = self.executor.run(step)
+                    assert isinstance(done, Tokens)
+                    answer = done
+                self.outputs += self.scheduler.take(answer)
+
+
+def test_a_prompt_that_is_cancelled_is_not_remembered() -> None:
+    """What never ran whole is no beginning for others."""
+    busy = Busy()
+    busy.add(0, A)
+    next(busy.scheduler.steps())
+    busy.scheduler.cancel(0)
+    assert len(busy.cache) == 0
+    busy.add(1, (*A, 1))
+    assert busy.cache.find((*A, 1)) is None
+
+
+def test_a_step_that_fails_remembers_nothing() -> None:
+    """If the step that keeps a prompt fails on a stage, nobody starts from that prompt."""
+    busy = Busy()
+    busy.add(0, A)
+    busy.run(lambda step: step.sample)
+    assert [output.finish_reason for output in busy.outputs] == ["error"]
+    assert len(busy.cache) == 0
+    busy.add(1, A)
+    busy.run()
+    assert busy.outputs[-1].finish_reason == "length"
+    assert busy.outputs[-1].cached == 0
+
+
+def test_what_will_be_copied_is_not_evicted() -> None:
+    """An entry stays until the step that copies it has been sent, then it can go."""
+    busy = Busy()
+    busy.add(0, A)
+    busy.run()
+    assert busy.cache.find((*A, 1)) is not None
+    [handle] = busy.executor.rows
+    busy.cache.pin(handle)
+    assert busy.cache.evict() is None
+    busy.cache.unpin(handle)
+    assert busy.cache.evict() == Entry(handle, A[:-1])
+
+
+def test_a_cancelled_copy_lets_go() -> None:
+    """A request that would have started from an entry and is cancelled first does not pin it."""
+    busy = Busy()
+    busy.add(0, A)
+    busy.run()
+    busy.add(1, (*A, 1, 2))
+    busy.scheduler._admit()
+    assert busy.cache.evict() is None
+    busy.scheduler.cancel(1)
+    busy.run()
+    assert busy.cache.evict() is not None

@@ -104,7 +104,7 @@ class Bench:
         assert self.scheduler.active == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=12),
@@ -134,7 +134,7 @@ def test_every_request_gets_exactly_its_tokens(
     bench.clean()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.randoms(use_true_random=False))
 def test_cancels_at_any_moment_leave_nothing(stages: int, rng: random.Random) -> None:
     """Cancelled while waiting, in prefill, decoding or in flight: rows and bytes are given back."""

@@ -27,6 +27,7 @@ from mlxcel.errors import MlxcelError, Unavailable
 from mlxcel.pipeline.step import Step
 from mlxcel.pipeline.threads import ThreadPipeline
 from mlxcel.server import Options, create_app
+from mlxcel.server.run import make_runner
 from mlxcel.stage.contract import StageSpec
 from mlxcel.testing.doubles import ScriptedExecutor, specs
 from mlxcel.testing.tiny.tokenizer import EOS, VOCAB
@@ -203,7 +204,7 @@ async def running(app: web.Application, gate: Gate | None = None) -> AsyncIterat
     """The app as the command runs it: a handler is not cancelled when its client leaves."""
     from mlxcel.server.serving import SERVING
 
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=WAIT)
+    runner = make_runner(app, WAIT)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -8,7 +8,7 @@ cache of the model can forget its last tokens.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 import attrs
@@ -38,6 +38,7 @@ class PrefixCache:
 
     def __init__(self, kinds: Sequence[CacheKind | None], capacity: int = 64) -> None:
         self.capacity = capacity
+        self._pins: Counter[int] = Counter()
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._trims_below = min((_trims_below(kind) for kind in kinds), default=_ALWAYS)
 
@@ -70,12 +71,26 @@ class PrefixCache:
         """Remember an entry; the caller evicts first where there is no room."""
         self._entries[entry.handle] = entry
 
-    def evict(self, *, keep: int | None = None) -> Entry | None:
-        """Forget the least recently used entry, but not ``keep``; None if there is none."""
+    def pin(self, handle: int) -> None:
+        """Keep an entry: a step that copies it has still to be sent."""
+        self._pins[handle] += 1
+
+    def unpin(self, handle: int) -> None:
+        """The step is sent, or will never be."""
+        self._pins[handle] -= 1
+        if not self._pins[handle]:
+            del self._pins[handle]
+
+    def evict(self) -> Entry | None:
+        """Forget the least recently used entry that is not pinned; None if there is none."""
         for handle in self._entries:
-            if handle != keep:
+            if handle not in self._pins:
                 return self._entries.pop(handle)
         return None
+
+    def discard(self, handle: int) -> None:
+        """Forget an entry that the stages may not all hold."""
+        self._entries.pop(handle, None)
 
 
 def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -71,12 +71,16 @@ class Slot:
 
 @attrs.define(eq=False)
 class Job:
-    """Prompts under way to ``slot``: the rows of one batch and the steps still to send."""
+    """Prompts under way to ``slot``: the rows of one batch and the steps still to send.
+
+    ``source`` is the remembered prompt that its first step will copy, until that is sent.
+    """
 
     handle: int
     slot: Slot
     rows: list[Sequence]
     work: deque[Work]
+    source: int | None = None
     in_flight: int = 0
 
     @property
@@ -86,13 +90,14 @@ class Job:
 
 @attrs.frozen
 class Flight:
-    """A step in flight: whose it is, and which sequences its tokens are for.
+    """A step in flight: whose it is, which sequences its tokens are for, what it remembers.
 
     A step that only gives batches back is nobody's.
     """
 
     owner: Slot | Job | None
     rows: tuple[Sequence, ...] = ()
+    entries: tuple[Entry, ...] = ()
 
 
 def slots_for(stages: int, limits: Limits) -> int:
@@ -143,6 +148,7 @@ class Scheduler:
         self._handles = itertools.count()
         self._seq = itertools.count()
         self._orphans: list[Operation] = []
+        self._giving_back = False
         self._refused: Sequence | None = None
 
     @property
@@ -185,7 +191,8 @@ class Scheduler:
             while room > 0 and job.work:
                 room -= 1
                 yield self._prefill(job)
-        if self._orphans and self.in_flight < self.credits:
+        if self._orphans and not self._giving_back:
+            self._giving_back = True
             operations, self._orphans = tuple(self._orphans), []
             yield self._step(Flight(None), NO_HANDLE, operations, ())
 
@@ -207,6 +214,8 @@ class Scheduler:
         elif isinstance(flight.owner, Job):
             flight.owner.in_flight -= 1
             self._settle(flight.owner)
+        else:
+            self._giving_back = False
         return outputs
 
     def cancel(self, index: int) -> Output | None:
@@ -278,16 +287,16 @@ class Scheduler:
     def _begin(self, slot: Slot, rows: list[Sequence], start: Start | None = None) -> None:
         handle = next(self._handles)
         requests = [sequence.request for sequence in rows]
-        work = prompt_work(handle, requests, self.limits.chunk, self._handles, start)
+        work = deque(prompt_work(handle, requests, self.limits.chunk, self._handles, start))
+        job = Job(handle, slot, rows, work)
         if start is not None:
-            rows[0].cached = start.cached
-        remember = self._remember(handle, rows)
-        work[-1] = attrs.evolve(work[-1], operations=(*work[-1].operations, *remember))
-        self._jobs.append(Job(handle, slot, rows, deque(work)))
+            job.source, rows[0].cached = start.source, start.cached
+            self._prefixes.pin(start.source)
+        self._jobs.append(job)
 
-    def _remember(self, handle: int, rows: list[Sequence]) -> Iterator[Operation]:
-        """Operations that keep the state after each prompt, for those worth it."""
-        for row, sequence in enumerate(rows):
+    def _remember(self, job: Job) -> Iterator[tuple[Entry, Operation]]:
+        """The prompts of a job that are worth it, each with the operation that keeps it."""
+        for row, sequence in enumerate(job.rows):
             prompt = sequence.request.prompt
             if not self._prefixes.wants(prompt):
                 continue
@@ -297,28 +306,42 @@ class Scheduler:
             if self._claim(_key(entry), 1, len(entry.tokens)) is not None:
                 continue
             self._prefixes.add(entry)
-            if len(rows) == 1:
-                yield Copy(entry.handle, handle)
+            if job.merged:
+                yield entry, Extract(entry.handle, job.handle, row)
             else:
-                yield Extract(entry.handle, handle, row)
+                yield entry, Copy(entry.handle, job.handle)
 
     def _evict(self) -> bool:
         """Forget the least recently used prompt; False if there is none."""
         entry = self._prefixes.evict()
         if entry is None:
             return False
+        self._give_back(entry)
+        return True
+
+    def _give_back(self, entry: Entry) -> None:
         self._orphans.append(Release(entry.handle))
         for manager in self.managers:
             manager.reserve(_key(entry), 0, 0)
-        return True
 
     # Steps.
 
     def _prefill(self, job: Job) -> Step:
         work = job.work.popleft()
         job.in_flight += 1
-        rows = tuple(job.rows) if work.sample else ()
-        return self._step(Flight(job, rows), job.handle, work.operations, work.tokens, work.sample)
+        self._unpin(job)
+        if not work.sample:
+            return self._step(Flight(job), job.handle, work.operations, work.tokens)
+        # The step of the last tokens: before it runs, what the stages have is the whole prompt.
+        kept = tuple(self._remember(job))
+        flight = Flight(job, tuple(job.rows), tuple(entry for entry, _ in kept))
+        operations = (*work.operations, *(operation for _, operation in kept))
+        return self._step(flight, job.handle, operations, work.tokens, True)
+
+    def _unpin(self, job: Job) -> None:
+        if job.source is not None:
+            self._prefixes.unpin(job.source)
+            job.source = None
 
     def _decode(self, slot: Slot) -> Step | None:
         """The slot's next step: who is finished leaves, who is ready joins, all move on."""
@@ -398,6 +421,7 @@ class Scheduler:
         """After a step of a job: give up what nobody waits for, or hand its rows to its slot."""
         if all(sequence.finished for sequence in job.rows):
             job.work.clear()
+            self._unpin(job)
         if job.work or job.in_flight:
             return
         self._jobs.remove(job)
@@ -405,6 +429,9 @@ class Scheduler:
 
     def _fail(self, flight: Flight, error: MlxcelError) -> list[Output]:
         """A stage could not run a step: its batch is lost, the others go on."""
+        for entry in flight.entries:  # some stages have it, others may not
+            self._prefixes.discard(entry.handle)
+            self._give_back(entry)
         rows = flight.owner.rows if flight.owner is not None else []
         return [s.finish("error", error=error) for s in rows if not s.finished]
 

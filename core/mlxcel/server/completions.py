@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 
 from mlxcel.engine.sequence import Output
 from mlxcel.server.answers import Answer, ChatAnswer, TextAnswer, to_json, usage
 from mlxcel.server.dispatch import Stream
-from mlxcel.server.errors import ApiError, as_api_error
+from mlxcel.server.errors import ApiError, as_api_error, invalid
 from mlxcel.server.event_stream import GONE, EventStream, has_gone
 from mlxcel.server.fields import parse_object
 from mlxcel.server.models import MODEL, check_model
@@ -60,7 +61,10 @@ async def _respond(
     tokens: Callable[[Serving, B], list[int]],
     answer: Answer,
 ) -> web.StreamResponse:
-    data = await _body(request)
+    try:
+        data = await _body(request)
+    except GONE:
+        return web.Response(status=CLIENT_GONE)
     body = await work(len(data), lambda: read(parse_object(data)))
     request[MODEL] = body.generation.model or serving.options.model_id
     check_model(serving, body.generation.model)
@@ -76,11 +80,17 @@ async def _respond(
 
 
 async def _body(request: web.Request) -> bytes:
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        text = f"The body is encoded ({encoding}); send it without a Content-Encoding."
+        raise ApiError(415, text, "content_encoding")
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError:
         raise ApiError(408, "The body did not come in time.", "timeout") from None
+    except RequestPayloadError as error:
+        raise invalid("The body's chunks are malformed.", code="invalid_body") from error
 
 
 async def _follow(request: web.Request, stream: Stream, seconds: float) -> AsyncIterator[Output]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 
 from mlxcel.errors import AddressError
 from mlxcel.server.serving import SERVING, Serving
@@ -40,6 +43,26 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def make_runner(app: web.Application, shutdown_timeout: float = LAST_SECONDS) -> web.AppRunner:
+    """Runs ``app``; clients that do not speak HTTP get their answer and leave no log."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=shutdown_timeout,
+        logger=_http_log,
+        auto_decompress=False,  # the handlers refuse what is compressed
+    )
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | RequestPayloadError)
+
+
+_http_log = logging.getLogger("mlxcel.server.http")
+_http_log.addFilter(_is_our_fault)
+
+
 async def serve(
     app: web.Application, sock: socket.socket, on_listening: Callable[[], None]
 ) -> None:
@@ -49,7 +72,7 @@ async def serve(
         MlxcelError: The model could not be loaded, or a stage died.
     """
     serving = app[SERVING]
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=LAST_SECONDS)
+    runner = make_runner(app)
     stopping = asyncio.Event()
     await runner.setup()
     try:
