@@ -3,7 +3,7 @@ BIN := .venv/bin
 STAMP := .venv/.setup
 PROJECTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
 
-.PHONY: setup demo test test-all lint format clean
+.PHONY: setup demo test test-all bench lint format clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,13 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The figures of docs/performance.md; let nothing else run beside it.
+bench: setup
+	$(BIN)/mlxcel fetch-demo-model .demo/smollm2
+	$(BIN)/mlxcel bench pipeline -m .demo/smollm2
+	$(BIN)/mlxcel bench server -m .demo/smollm2
+	$(BIN)/mlxcel bench engine -m .demo/smollm2
 
 clean:
 	rm -rf .venv .demo
