@@ -48,10 +48,20 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma4"])
-def test_processes_make_the_tokens_of_threads(tiny: Tiny, name: str) -> None:
+REST = ("qwen3_5", "deepseek_v3", "jamba", "llama4")
+
+
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [
+        ("llama", None),
+        ("gemma4", "4:32"),
+        *(pytest.param(n, q, marks=pytest.mark.slow) for n in REST for q in (None, "4:32")),
+    ],
+)
+def test_processes_make_the_tokens_of_threads(tiny: Tiny, name: str, quantize: str | None) -> None:
     """Two worker processes give the tokens of one stage in a thread, same batches."""
-    folder = tiny(name)
+    folder = tiny(name, quantize=quantize)
     whole = open_model(folder, Plugins.discover())
     split = open_model(folder, Plugins.discover(), size=2)
     assert tokens(split, "process") == tokens(whole, "thread")

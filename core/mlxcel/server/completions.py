@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestPayloadError
 
 from mlxcel.engine.sequence import Output
 from mlxcel.server.answers import Answer, ChatAnswer, TextAnswer, to_json, usage
 from mlxcel.server.dispatch import Stream
-from mlxcel.server.errors import ApiError, as_api_error, invalid
+from mlxcel.server.errors import ApiError, as_api_error
 from mlxcel.server.event_stream import GONE, EventStream, has_gone
 from mlxcel.server.fields import parse_object
 from mlxcel.server.models import MODEL, check_model
@@ -89,8 +88,6 @@ async def _body(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError:
         raise ApiError(408, "The body did not come in time.", "timeout") from None
-    except RequestPayloadError as error:
-        raise invalid("The body's chunks are malformed.", code="invalid_body") from error
 
 
 async def _follow(request: web.Request, stream: Stream, seconds: float) -> AsyncIterator[Output]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestPayloadError
 
 from mlxcel.errors import AddressError
 from mlxcel.server.serving import SERVING, Serving
@@ -56,7 +55,7 @@ def make_runner(app: web.Application, shutdown_timeout: float = LAST_SECONDS) ->
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | RequestPayloadError)
+    return not isinstance(error, HttpProcessingError)
 
 
 _http_log = logging.getLogger("mlxcel.server.http")
