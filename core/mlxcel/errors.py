@@ -145,6 +145,17 @@ class StageError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class LogitsError(MlxcelError):
+    """Logits that are not numbers, so that no token can be taken."""
+
+    def __str__(self) -> str:
+        return (
+            "the model's logits are not numbers (NaN). Try --dtype float32; if that does not help, "
+            "config.json or the weights are damaged."
+        )
+
+
+@attrs.define(eq=False)
 class AddressError(MlxcelError):
     """An address that the server cannot listen on."""
 

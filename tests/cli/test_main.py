@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from mlxcel.errors import MlxcelError, PluginError, UsageError
 
 HEAVY = """
 import sys
+from io import TextIOWrapper
+from pathlib import Path
 from mlxcel.cli.main import run
 try:
     code = run({argv!r})
@@ -136,3 +141,38 @@ def test_each_subcommand_registers_its_own_name() -> None:
     """The table of subcommands and what their modules add to the parser agree."""
     [action] = [a for a in main.build_parser()._actions if a.dest == "command"]
     assert list(action.choices or ()) == list(main.SUBCOMMANDS)
+
+
+def command(shell: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """``mlxcel plugins`` in a shell, with the redirections of ``shell``."""
+    line = f'exec "{sys.executable}" -m mlxcel plugins {shell}'
+    environment = {**os.environ, **environ}
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk() -> None:
+    """Output that cannot be written is one line of error."""
+    done = command(">/dev/full")
+    assert done.returncode == 1
+    assert done.stderr.startswith("mlxcel: error: the output cannot be written (No space left")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    """A command works without its standard streams."""
+    done = command(closed)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_characters_that_the_terminal_lacks(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """They are replaced; the text around them arrives."""
+    out = TextIOWrapper(open(os.dup(1), "wb"), encoding="ascii")  # noqa: SIM115 - closed below
+    monkeypatch.setattr("sys.stdout", out)
+    fake(monkeypatch, lambda args: print("añb") or 0)
+    assert main.run(["plugins"]) == 0
+    out.close()
+    assert capfdbinary.readouterr().out == b"a?b\n"

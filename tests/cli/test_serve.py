@@ -77,6 +77,14 @@ def events(response: IO[bytes]) -> list[Any]:
     return ["[DONE]" if text == b"[DONE]" else json.loads(text) for text in data]
 
 
+def workers_of(process: Any) -> list[int]:
+    """The ids of a server's two worker processes."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
+    workers = [int(pid) for path in tasks for pid in path.read_text().split()]
+    assert len(workers) == 2
+    return workers
+
+
 def parsed(*flags: str) -> Any:
     return build_parser().parse_args(["serve", "-m", "models/some", *flags])
 
@@ -124,6 +132,7 @@ def test_options_come_from_flags(tmp_path: Path) -> None:
         ["--drain-timeout", "nan"],
         ["--kv-cache-budget", "lots"],
         ["--max-body-size", "big"],
+        ["--max-body-size", "0"],
     ],
 )
 def test_flags_out_of_range(
@@ -191,12 +200,9 @@ def test_a_worker_that_dies(tiny: Callable[..., Path]) -> None:
     """Its streams end with a typed, retryable error; the server names it and exits 1."""
     with server(tiny("llama"), "--pp-size", "2", "--ctx-size", "10000000") as (process, url):
         ready(process, url)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
-        workers = " ".join(path.read_text() for path in tasks).split()
-        assert len(workers) == 2, children
+        workers = workers_of(process)
         with streaming(url, max_tokens=100_000, logit_bias={"257": -100}) as response:
-            os.kill(int(workers[1]), signal.SIGKILL)
+            os.kill(workers[1], signal.SIGKILL)
             last = events(response)[-1]
         assert (last["error"]["code"], last["error"]["retryable"]) == ("stage_lost", True)
         out, err = process.communicate(timeout=SECONDS)
@@ -204,6 +210,20 @@ def test_a_worker_that_dies(tiny: Callable[..., Path]) -> None:
         [line] = err.splitlines()
         assert "mlxcel: error: stage" in line
         assert "killed by SIGKILL" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_second_signal_does_not_wait_for_a_worker_that_hangs(tiny: Callable[..., Path]) -> None:
+    """A stopped worker is killed, not waited for as long as --pp-timeout would allow."""
+    with server(tiny("llama"), "--pp-size", "2", "--pp-timeout", "100000") as (process, url):
+        ready(process, url)
+        os.kill(workers_of(process)[0], signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        while get(f"{url}/health")[1]["status"] != "draining":
+            pass
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=SECONDS)
+        assert (process.returncode, out, err) == (0, "", "")
 
 
 def test_a_model_that_does_not_load(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from mlxcel.engine.generation import Generation, Token
 from mlxcel.engine.slot import Request
-from mlxcel.errors import StageError
+from mlxcel.errors import LogitsError, StageError
 from mlxcel.pipeline.operations import Filter, Finalize, Operation, Prepare, Release
-from mlxcel.pipeline.step import Step, Tokens
+from mlxcel.pipeline.step import FAILED_ROW, Step, Tokens
 from mlxcel.testing.doubles import DirectPipeline, ScriptedExecutor, scripted_pipeline, specs
 
 END = 99
@@ -119,6 +119,13 @@ def test_a_failed_step_ends_the_generation() -> None:
     with pytest.raises(StageError, match="stage 1 failed during a step: ValueError: broken") as it:
         list(generation(pipeline, [request(0, max_tokens=9)]))
     assert it.value.stage == 1
+
+
+def test_logits_that_are_not_numbers() -> None:
+    """What is no token ends the generation with an error that says so."""
+    pipeline = scripted_pipeline({0: [5, FAILED_ROW, 6]})
+    with pytest.raises(LogitsError, match="not numbers"):
+        list(generation(pipeline, [request(0)]))
 
 
 def test_progress() -> None:

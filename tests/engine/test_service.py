@@ -14,7 +14,8 @@ from mlxcel.engine.local import LocalModel, open_model
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.service import Service
 from mlxcel.engine.slot import Request
-from mlxcel.errors import Unavailable, UsageError
+from mlxcel.errors import DeadlineError, Unavailable, UsageError
+from mlxcel.pipeline.threads import ThreadPipeline
 from mlxcel.plugins import Plugins
 
 WAIT = 60.0
@@ -144,6 +145,28 @@ def test_a_bug_while_loading_is_a_failure(
     assert service.phase == "failed"
     assert "ZeroDivisionError: a bug" in str(service.error)
     assert len(seen) == 1
+
+
+def test_stages_are_given_up_after_a_failure(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the engine has failed, a stage may hang: its last step is not waited for."""
+    drained: list[bool] = []
+    stop = ThreadPipeline.stop
+
+    def watched(self: ThreadPipeline, *, drain: bool = True) -> Any:
+        drained.append(drain)
+        return stop(self, drain=drain)
+
+    monkeypatch.setattr(ThreadPipeline, "stop", watched)
+    listener = Listener(model)
+    service = listener.service()
+    service.start()
+    wait_until_loaded(service)
+    service._on_engine_end(DeadlineError("stage 1", "a step's result", 1.0, "Wait."))
+    service.stop()
+    assert service.phase == "failed"
+    assert drained == [False]
 
 
 def test_never_started(model: LocalModel) -> None:

@@ -126,3 +126,14 @@ def test_plugins_left_out_are_left_out_in_the_workers(tiny: Tiny) -> None:
     with pytest.raises(WorkerFailed, match="'llama'"):
         pipeline.start()
     pipeline.stop(drain=False)
+
+
+def test_workers_import_nothing_from_where_they_start(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder, such as a checkpoint's, may hold modules; they never run."""
+    for name in ("attrs", "mlx", "mlxcel", "random"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('it ran')")
+    monkeypatch.chdir(tmp_path)
+    model = open_model(tiny("llama"), Plugins.discover(environ={}), size=2)
+    assert tokens(model, "process") == tokens(model, "thread")

@@ -147,12 +147,12 @@ async def _request(
 
 
 def _mlx_lm(folder: Path) -> list[str]:
-    return [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder)]
+    return [sys.executable, "-P", "-m", "mlx_lm", "server", "--model", str(folder)]
 
 
 def _mlxcel(folder: Path, flags: Sequence[str]) -> list[str]:
     stages = ["--pp-size", "2", "--pp-balance", "time"]
-    return [sys.executable, "-m", "mlxcel", "serve", "-m", str(folder), *stages, *flags]
+    return [sys.executable, "-P", "-m", "mlxcel", "serve", "-m", str(folder), *stages, *flags]
 
 
 @contextmanager

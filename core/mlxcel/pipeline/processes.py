@@ -100,7 +100,8 @@ class ProcessPipeline(WorkerPipeline):
         with there:
             fds = [receiving.fileno(), sending.fileno(), there.fileno()]
             process = subprocess.Popen(
-                [sys.executable, "-m", "mlxcel.stage.child", *map(str, fds)],
+                # -P: nothing is imported from the folder that we happen to be in.
+                [sys.executable, "-P", "-m", "mlxcel.stage.child", *map(str, fds)],
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # whatever a library prints must not end up in the engine's output
