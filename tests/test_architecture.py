@@ -27,7 +27,7 @@ LEVELS = (
     ("mlxcel.engine",),
     ("mlxcel.server",),
     ("mlxcel.bench",),
-    ("mlxcel.cli",),
+    ("mlxcel.cli", "mlxcel.__main__"),
     ("mlxcel.testing",),
 )
 """Who may import whom: a module imports its own level and those above it in this list."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -757,6 +758,21 @@ def serve(world: World, *flags: str) -> list[str]:
 @provokes("A stage lacks the cache memory for a single token: <figures>.")
 def _(world: World) -> list[str]:
     return serve(world, "--kv-cache-budget", "1")
+
+
+@provokes("the model's logits are not numbers")
+def _(world: World) -> list[str]:
+    return with_config(world, rope_theta=0)
+
+
+@provokes("the output cannot be written")
+def _(world: World) -> list[str]:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    world.monkeypatch.setattr("mlxcel.cli.plugins.run", full)
+    world.monkeypatch.setattr("mlxcel.cli.main._discard_output", lambda: None)
+    return ["plugins"]
 
 
 @provokes("the server cannot listen on <host>, port <port>: <cause>.")

@@ -201,7 +201,6 @@ def test_a_thousand_requests(tiny: Callable[..., Path], tmp_path: Path, remember
     assert len(gauges) == 4
     assert not held or (remembered != "0" and all("reserved" in name for name in held)), gauges
     grown = [now - then for then, now in zip(before, after, strict=True)]
-    print(outcomes, grown, before, gauges)
     assert max(grown) < GROWTH, (before, after)
     assert code == 0
     assert "Traceback" not in log.read_text()
