@@ -1,5 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
+# Two workers: most tests use one core, those of worker processes use more.
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 STAMP := .venv/.setup
 PROJECTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
 
@@ -17,10 +19,10 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 lint: setup
 	$(BIN)/ruff check
