@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,14 @@ from mlxcel.plugins import Plugins
 from mlxcel.testing import tiny as tiny_checkpoints
 
 DEMO_FOLDER = Path(__file__).parents[1] / ".demo"
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Only one process at a time is within; tests may run in several."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class Site:
@@ -108,14 +119,25 @@ def site(make_site: Callable[[str], Site]) -> Site:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes tiny checkpoints, each once: ``tiny("llama", quantize="4:32")`` is a folder."""
-    made: dict[str, Path] = {}
+    """Makes tiny checkpoints: ``tiny("llama", quantize="4:32")`` is a folder.
+
+    Each is made once a run, for all processes of it together, so no test may change one.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # what the workers' own folders are in
 
     def make(name: str, **options: Any) -> Path:
-        key = f"{name} {sorted(options.items())}"
-        if key not in made:
-            made[key] = tiny_checkpoints.build(name, tmp_path_factory.mktemp(name), **options)
-        return made[key]
+        given = sorted((key, value) for key, value in options.items() if value is not None)
+        digest = hashlib.sha256(repr(given).encode()).hexdigest()
+        folder = shared / "tiny" / digest[:8] / name
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with locked(folder.with_suffix(".lock")):
+                if not folder.exists():
+                    part = folder.with_suffix(".part")
+                    tiny_checkpoints.build(name, part, **options).rename(folder)
+        return folder
 
     return make
 
@@ -138,8 +160,7 @@ def demo_model() -> Path:
     folder = DEMO_FOLDER / "smollm2"
     DEMO_FOLDER.mkdir(exist_ok=True)
     command = [sys.executable, "-c", "from mlxcel.cli.main import run; raise SystemExit(run())"]
-    with (DEMO_FOLDER / "lock").open("w") as lock:  # tests may run in several processes
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(DEMO_FOLDER / "lock"):
         done = subprocess.run(
             [*command, "fetch-demo-model", str(folder)], capture_output=True, text=True
         )

@@ -19,6 +19,14 @@ MLXCEL = Path(sys.executable).with_name("mlxcel")
 SECONDS = 2.0
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C reaches the commands even where the tests run in the background, deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def generating(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A long run over two worker processes, past loading, and the workers' ids."""

@@ -48,6 +48,24 @@ def assert_greedy_parity(capsys: pytest.CaptureFixture[str]) -> Callable[[Path, 
     return check
 
 
+DTYPES = ("float32", "bfloat16")
+QUICK = {("float32", "bfloat16"), ("bfloat16", None)}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((stored, cast), marks=[] if (stored, cast) in QUICK else pytest.mark.slow)
+        for stored in DTYPES
+        for cast in (None, *DTYPES)
+    ],
+    ids=lambda pair: f"{pair[0]}-{pair[1]}",
+)
+def stored_and_cast(request: pytest.FixtureRequest) -> tuple[str, str | None]:
+    """What a checkpoint is stored in, and what its activations are cast to."""
+    pair: tuple[str, str | None] = request.param
+    return pair
+
+
 @pytest.fixture
 def assert_planned_bytes() -> Callable[[Checkpoint, Family, str | None], None]:
     """Checks that every layer and both ends hold in memory what the profile says."""

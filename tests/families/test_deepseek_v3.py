@@ -56,13 +56,15 @@ def test_split_at_every_layer(
 
 
 @every_checkpoint
-def test_split_into_three(tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None) -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_split_into_three(
+    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None, seed: int
+) -> None:
     """So is every partition into stages of several layers."""
     path = tiny(name, quantize=quantize)
     family = family_of(path)
-    for seed in range(2):
-        ranges = drawn_cut(path, family, 3, seed)
-        assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
+    ranges = drawn_cut(path, family, 3, seed)
+    assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
 
 
 def test_split_in_bfloat16(tiny: Tiny, family_of: FamilyOf) -> None:
@@ -167,19 +169,18 @@ def test_more_than_61_layers(
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3_noq", *TRAILERS])
 @pytest.mark.parametrize("quantize", [None, "4:32", "4:32:mxfp4"])
-@pytest.mark.parametrize("cast", [None, "float32", "bfloat16"])
 def test_bytes(
     tiny: Tiny,
     family_of: FamilyOf,
     assert_planned_bytes: PlannedBytes,
     name: str,
     quantize: str | None,
-    cast: str | None,
+    stored_and_cast: tuple[str, str | None],
 ) -> None:
     """The profile's bytes are those of the loaded model."""
-    for dtype in ("float32", "bfloat16"):
-        path = tiny(name, quantize=quantize, dtype=dtype)
-        assert_planned_bytes(family_of(path).open(path), family_of(path), cast)
+    dtype, cast = stored_and_cast
+    path = tiny(name, quantize=quantize, dtype=dtype)
+    assert_planned_bytes(family_of(path).open(path), family_of(path), cast)
 
 
 def test_the_bias_of_the_router_is_not_cast(tiny: Tiny, family_of: FamilyOf) -> None:

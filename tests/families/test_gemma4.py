@@ -72,17 +72,16 @@ def test_split_at_every_legal_layer(
 
 
 @every_checkpoint
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_split_in_other_ways(
-    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None
+    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None, seed: int
 ) -> None:
     """So is every partition into fewer stages."""
     path = tiny(name, quantize=quantize)
     family = family_of(path)
     cuts = [(range(1), range(1, 8)), (range(2), range(2, 8))]
-    if name not in SHARING:
-        cuts = [drawn_cut(path, family, 3, seed) for seed in range(2)]
-    for ranges in cuts:
-        assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
+    ranges = cuts[seed] if name in SHARING else drawn_cut(path, family, 3, seed)
+    assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
 
 
 def test_split_in_bfloat16(tiny: Tiny, family_of: FamilyOf) -> None:

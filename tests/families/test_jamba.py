@@ -57,13 +57,15 @@ def test_split_at_every_layer(
 
 
 @every_checkpoint
-def test_split_into_three(tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None) -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_split_into_three(
+    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None, seed: int
+) -> None:
     """So is every partition into stages of several layers."""
     path = tiny(name, quantize=quantize)
     family = family_of(path)
-    for seed in range(2):
-        ranges = drawn_cut(path, family, 3, seed)
-        assert check_split(path, family, ranges, scenes=[RAGGED], reference=one_stage) == [], ranges
+    ranges = drawn_cut(path, family, 3, seed)
+    assert check_split(path, family, ranges, scenes=[RAGGED], reference=one_stage) == [], ranges
 
 
 @pytest.mark.parametrize(("name", "quantize"), [("jamba", "4:32"), ("jamba_dense", None)])
@@ -87,8 +89,16 @@ def test_a_stage_of_mamba_layers_only(tiny: Tiny, family_of: FamilyOf) -> None:
     assert list(unlike_alone(chain, Whole(path, family), RAGGED, TOLERANCE)) == []
 
 
-@pytest.mark.parametrize("lengths", [(17, 5, 11), (5, 17, 11), (1, 12, 5), (9, 1), (1, 1), (6, 6)])
-@pytest.mark.parametrize("chunk", [2048, 8, 4, 3])
+LENGTHS = [(17, 5, 11), (5, 17, 11), (1, 12, 5), (9, 1), (1, 1), (6, 6)]
+CHUNKS = [2048, 8, 4, 3]
+BATCHES = [  # each with one size of chunks quickly, with all of them slowly
+    pytest.param(lengths, chunk, marks=[] if i % 4 == j else pytest.mark.slow)
+    for i, lengths in enumerate(LENGTHS)
+    for j, chunk in enumerate(CHUNKS)
+]
+
+
+@pytest.mark.parametrize(("lengths", "chunk"), BATCHES)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_a_batch_are_single_runs(
     tiny: Tiny, family_of: FamilyOf, name: str, lengths: tuple[int, ...], chunk: int
@@ -206,19 +216,18 @@ def test_block_types_by_name(tiny: Tiny, tmp_path: Path, family_of: FamilyOf) ->
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quantize", [None, "4:32", "4:32:mxfp4"])
-@pytest.mark.parametrize("cast", [None, "float32", "bfloat16"])
 def test_bytes(
     tiny: Tiny,
     family_of: FamilyOf,
     assert_planned_bytes: Callable[[Checkpoint, Family, str | None], None],
     name: str,
     quantize: str | None,
-    cast: str | None,
+    stored_and_cast: tuple[str, str | None],
 ) -> None:
     """The profile's bytes are those of the loaded model."""
-    for dtype in ("float32", "bfloat16"):
-        path = tiny(name, quantize=quantize, dtype=dtype)
-        assert_planned_bytes(family_of(path).open(path), family_of(path), cast)
+    dtype, cast = stored_and_cast
+    path = tiny(name, quantize=quantize, dtype=dtype)
+    assert_planned_bytes(family_of(path).open(path), family_of(path), cast)
 
 
 def test_everything_is_cast(tiny: Tiny, family_of: FamilyOf) -> None:

@@ -46,15 +46,15 @@ def test_split_at_every_layer(
 
 
 @every_checkpoint
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_split_into_three(
-    tiny: Tiny, family_of: FamilyOf, name: str, options: dict[str, Any]
+    tiny: Tiny, family_of: FamilyOf, name: str, options: dict[str, Any], seed: int
 ) -> None:
     """So is every partition into stages of several layers."""
     path = tiny(name, **options)
     family = family_of(path)
-    for seed in range(3):
-        ranges = drawn_cut(path, family, 3, seed)
-        assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
+    ranges = drawn_cut(path, family, 3, seed)
+    assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

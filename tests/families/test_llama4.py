@@ -58,13 +58,13 @@ def test_split_at_every_layer(
 
 
 @every_quantization
-def test_split_into_three(tiny: Tiny, family_of: FamilyOf, quantize: str | None) -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_split_into_three(tiny: Tiny, family_of: FamilyOf, quantize: str | None, seed: int) -> None:
     """So is every partition into stages of several layers."""
     path = tiny("llama4", quantize=quantize)
     family = family_of(path)
-    for seed in range(2):
-        ranges = drawn_cut(path, family, 3, seed)
-        assert check_split(path, family, ranges, scenes=[RAGGED], reference=one_stage) == [], ranges
+    ranges = drawn_cut(path, family, 3, seed)
+    assert check_split(path, family, ranges, scenes=[RAGGED], reference=one_stage) == [], ranges
 
 
 def test_split_in_bfloat16(tiny: Tiny, family_of: FamilyOf) -> None:
@@ -102,7 +102,7 @@ def test_within_a_chunk(
     assert check_split(path, family, scenes=[scene]) == []
 
 
-@every_quantization
+@pytest.mark.parametrize("quantize", [None, pytest.param("4:32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("chunk", [2048, 8, 7, 3])
 def test_across_chunks(tiny: Tiny, family_of: FamilyOf, quantize: str | None, chunk: int) -> None:
     """A chunk ends in the prefill, at its edge or in decoding: the same tokens as mlx-lm's.
@@ -117,10 +117,16 @@ def test_across_chunks(tiny: Tiny, family_of: FamilyOf, quantize: str | None, ch
         assert list(differences(Whole(path, family), chain, scene, TOLERANCE)) == [], scene
 
 
-@pytest.mark.parametrize(
-    "lengths", [(17, 5, 11), (5, 17, 11), (1, 12, 5), (1, 1), (9, 8, 7), (40, 3, 22)]
-)
-@pytest.mark.parametrize("chunk", [2048, 8, 4, 3])
+LENGTHS = [(17, 5, 11), (5, 17, 11), (1, 12, 5), (1, 1), (9, 8, 7), (40, 3, 22)]
+CHUNKS = [2048, 8, 4, 3]
+BATCHES = [  # each with one size of chunks quickly, with all of them slowly
+    pytest.param(lengths, chunk, marks=[] if i % 4 == j else pytest.mark.slow)
+    for i, lengths in enumerate(LENGTHS)
+    for j, chunk in enumerate(CHUNKS)
+]
+
+
+@pytest.mark.parametrize(("lengths", "chunk"), BATCHES)
 def test_rows_of_a_batch_are_single_runs(
     tiny: Tiny, family_of: FamilyOf, lengths: tuple[int, ...], chunk: int
 ) -> None:
@@ -258,18 +264,17 @@ def test_chunks_without_a_size(tiny: Tiny, family_of: FamilyOf, size: object) ->
 
 
 @pytest.mark.parametrize("quantize", [None, "4:32", "4:32:mxfp4"])
-@pytest.mark.parametrize("cast", [None, "float32", "bfloat16"])
 def test_bytes(
     tiny: Tiny,
     family_of: FamilyOf,
     assert_planned_bytes: Callable[[Checkpoint, Family, str | None], None],
     quantize: str | None,
-    cast: str | None,
+    stored_and_cast: tuple[str, str | None],
 ) -> None:
     """The profile's bytes are those of the loaded model."""
-    for dtype in ("float32", "bfloat16"):
-        path = tiny("llama4_vlm", quantize=quantize, dtype=dtype)
-        assert_planned_bytes(family_of(path).open(path), family_of(path), cast)
+    dtype, cast = stored_and_cast
+    path = tiny("llama4_vlm", quantize=quantize, dtype=dtype)
+    assert_planned_bytes(family_of(path).open(path), family_of(path), cast)
 
 
 def test_work_counts_the_expert_of_a_token(tiny: Tiny, family_of: FamilyOf) -> None:

@@ -41,13 +41,15 @@ def test_split_at_every_layer(
 
 
 @every_checkpoint
-def test_split_into_three(tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None) -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_split_into_three(
+    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None, seed: int
+) -> None:
     """So is every partition into stages of several layers."""
     path = tiny(name, quantize=quantize)
     family = family_of(path)
-    for seed in range(2):
-        ranges = drawn_cut(path, family, 3, seed)
-        assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
+    ranges = drawn_cut(path, family, 3, seed)
+    assert check_split(path, family, ranges, scenes=[RAGGED]) == [], ranges
 
 
 def test_split_in_bfloat16(tiny: Tiny, family_of: FamilyOf) -> None:
@@ -116,17 +118,15 @@ def test_the_text_model_alone(tiny: Tiny, family_of: FamilyOf, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("quantize", [None, "4:32", "4:32:mxfp4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("cast", [None, "float32", "bfloat16"])
 def test_bytes(
     tiny: Tiny,
     family_of: FamilyOf,
     assert_planned_bytes: Callable[[Checkpoint, Family, str | None], None],
     quantize: str | None,
-    dtype: str,
-    cast: str | None,
+    stored_and_cast: tuple[str, str | None],
 ) -> None:
     """The profile's bytes are those of the loaded model."""
+    dtype, cast = stored_and_cast
     path = tiny("qwen3_5_vlm", quantize=quantize, dtype=dtype)
     assert_planned_bytes(family_of(path).open(path), family_of(path), cast)
 

@@ -229,17 +229,16 @@ def supported(path: Path, family: Family) -> Iterator[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize("quantize", [None, "4:32"])
 @pytest.mark.parametrize("name", sorted({*names()} - {"llama_untied_headless"}))  # is refused
+@pytest.mark.parametrize("stages", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_bytes_are_those_of_the_profile(
-    tiny: Callable[..., Path], family_of: FamilyOf, name: str, quantize: str | None
+    tiny: Callable[..., Path], family_of: FamilyOf, name: str, quantize: str | None, stages: int
 ) -> None:
     """Every stage of every plan loads exactly the bytes that were planned from the headers."""
     path = tiny(name, quantize=quantize, dtype="bfloat16")
     family = family_of(path)
     for dtype, checkpoint, choice in supported(path, family):
         profile = profile_checkpoint(checkpoint, family, choice)
-        for stages in (1, 2, 3):
-            for planned in assign(profile, balance(profile, stages)):
-                layers = planned.layer_range
-                stage = load_stage(checkpoint, family, layers.start, layers.stop, choice.cast)
-                found = (dtype, stages, planned.stage_index, stage.nbytes())
-                assert found[3] == planned.estimated_memory_bytes, found
+        for planned in assign(profile, balance(profile, stages)):
+            layers = planned.layer_range
+            stage = load_stage(checkpoint, family, layers.start, layers.stop, choice.cast)
+            assert stage.nbytes() == planned.estimated_memory_bytes, (dtype, planned.stage_index)
