@@ -337,3 +337,20 @@ def test_nothing_heavy_is_imported(name: str, tiny: Callable[..., Path]) -> None
         [sys.executable, "-c", source], capture_output=True, text=True, timeout=60
     )
     assert done.stderr.splitlines()[-1] == "0 []"
+
+
+def test_memory_of_this_machine(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--memory auto divides what is free here between the stages, and refuses what does not fit."""
+    where = "mlxcel.checkpoint.weights_mode.available_memory"
+    command = ["plan", "-m", str(tiny("llama")), "--pp-size", "2", "--memory", "auto"]
+    monkeypatch.setattr(where, lambda: 1 << 30)
+    assert run(command) == 0
+    assert "536.87 MB" in capsys.readouterr().out
+    monkeypatch.setattr(where, lambda: 1000)
+    assert run(command) == 1
+    assert "bytes short" in capsys.readouterr().err
+    monkeypatch.setattr(where, lambda: None)
+    assert run(command) == 2
+    assert "--memory auto" in capsys.readouterr().err

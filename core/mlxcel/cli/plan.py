@@ -45,7 +45,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--memory",
         metavar="SIZES",
-        help="memory of all stages or of each, such as 16GB or 8GB,16GiB (unlimited)",
+        help="memory of all stages or of each, such as 16GB or 8GB,16GiB; auto: what is free "
+        "here, shared by all (unlimited)",
     )
     parser.add_argument(
         "--reserve", default="0", metavar="SIZE", help="memory of each stage to leave free (0)"
@@ -133,12 +134,28 @@ def _limits(args: argparse.Namespace) -> MemoryLimits | None:
     if args.pp_size is not None and args.pp_size < 1:
         raise UsageError(f"--pp-size {args.pp_size} is out of range.", "Give 1 or more.")
     reserve = parse_size(args.reserve, "--reserve")
+    if args.memory == "auto":
+        return MemoryLimits((_share_of_this_machine(args),), reserve)
     if args.memory is not None:
         sizes = tuple(parse_size(text, "--memory") for text in args.memory.split(","))
         return MemoryLimits(sizes, reserve)
     if reserve:
         raise UsageError("--reserve needs --memory.", "Give the memory of the stages too.")
     return None
+
+
+def _share_of_this_machine(args: argparse.Namespace) -> int:
+    """What each stage gets if all of them share the memory that is free here now."""
+    from mlxcel.checkpoint.weights_mode import available_memory
+
+    free = available_memory()
+    if free is None:
+        raise UsageError(
+            "--memory auto: this system does not say how much memory is free.",
+            "Give sizes such as 16GB.",
+        )
+    ranges = args.pp_layers.count(",") + 1 if args.pp_layers is not None else 1
+    return free // (args.pp_size or ranges)
 
 
 def _workload(args: argparse.Namespace) -> Workload | None:
