@@ -11,6 +11,7 @@ from mlxcel.engine.detokenizer import StreamingDetokenizer
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.errors import MlxcelError
+from mlxcel.pipeline.step import Logprobs
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -31,7 +32,8 @@ class Output:
 
     ``text`` is final: no later token changes it. ``finish_reason`` comes exactly once, with
     the last output; ``error`` says why where it is ``error``. ``cached`` tokens of the prompt
-    were known already; that comes with the last output too.
+    were known already; that comes with the last output too. ``logprobs`` has an item for each
+    of ``tokens`` where they were asked for, else it is empty.
     """
 
     request: int
@@ -40,6 +42,7 @@ class Output:
     finish_reason: FinishReason | None = None
     error: MlxcelError | None = None
     cached: int = 0
+    logprobs: tuple[Logprobs, ...] = ()
 
 
 @attrs.define(eq=False)

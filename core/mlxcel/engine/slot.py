@@ -21,6 +21,7 @@ class Request:
     """One prompt: its token ids, how many tokens to make at most, how to draw them.
 
     ``stop`` are strings that end the text; with ``ignore_end`` the model's end tokens do not.
+    ``grammar`` is what the text must match, in llguidance's own notation.
     """
 
     index: int
@@ -29,6 +30,7 @@ class Request:
     sampling: Sampling = attrs.field(factory=Sampling)
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
+    grammar: str | None = None
 
 
 @attrs.frozen

@@ -55,6 +55,13 @@ class Inbox(Protocol):
     def listen(self, listener: Callable[[], None]) -> None:
         """Have ``listener`` called, in whichever thread, when there may be something to poll."""
 
+    def take_hops(self) -> tuple[float, ...]:
+        """Microseconds that recent messages took from the sender to here; forgets them.
+
+        A sample of at most 64; empty where nothing travels (threads of one process).
+        """
+        ...
+
     def close(self, reason: str | None = None) -> None:
         """End the stream for both ends; harmless when repeated."""
 
@@ -80,6 +87,9 @@ class MemoryLink:
 
     def listen(self, listener: Callable[[], None]) -> None:
         self.channel.listen(listener)
+
+    def take_hops(self) -> tuple[float, ...]:
+        return ()
 
     def close(self, reason: str | None = None) -> None:
         self.channel.close(reason)
@@ -116,6 +126,9 @@ class WireLink:
 
     def listen(self, listener: Callable[[], None]) -> None:
         self.inner.listen(listener)
+
+    def take_hops(self) -> tuple[float, ...]:
+        return self.inner.take_hops()
 
     def close(self, reason: str | None = None) -> None:
         self.inner.close(reason)

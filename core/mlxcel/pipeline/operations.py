@@ -21,6 +21,9 @@ class Sampling:
     of every token of the prompt and the text so far (Keskar et al. 2019). From the logit of
     a token that was drawn n times, ``frequency_penalty`` takes n times itself and
     ``presence_penalty`` takes itself once. ``bias_tokens`` get ``bias_values`` added.
+
+    ``logprobs`` asks for the log-probability of each drawn token and of that many of the most
+    likely ones; None asks for none. They are the model's own, before all of the above.
     """
 
     temperature: float = 0.0
@@ -34,6 +37,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     bias_tokens: tuple[int, ...] = ()
     bias_values: tuple[float, ...] = ()
+    logprobs: int | None = None
 
     @property
     def looks_back(self) -> bool:
@@ -50,7 +54,8 @@ class New:
     """A batch of one row for ``request``, under ``handle``.
 
     It is empty, or begins as a copy of the one-row batch ``source``. ``prompt`` are its token
-    ids, only where the sampling looks back.
+    ids, only where the sampling looks back. ``grammar`` is what its text must match, in
+    llguidance's own notation; the last stage alone reads it.
     """
 
     handle: int
@@ -58,6 +63,7 @@ class New:
     sampling: Sampling
     prompt: tuple[int, ...] = ()
     source: int | None = None
+    grammar: str | None = None
 
 
 @attrs.frozen

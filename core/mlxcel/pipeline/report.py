@@ -62,4 +62,24 @@ class Ended:
     last: float | None
 
 
-Report = Hello | Loading | Loaded | Failed | Ended
+@attrs.frozen
+class Beat:
+    """What a stage did since its last beat; it reports at most twice a second.
+
+    ``busy`` are seconds of computing out of ``span`` seconds, ``steps`` the steps with work,
+    ``hops`` the microseconds that recent messages took from the sender to this stage, a sample
+    of at most 64, and ``memory`` the bytes that MLX holds now. ``received`` are bytes that came
+    in over the wire. Readings of clocks of two machines differ by an offset that the receiver of
+    beats has to know.
+    """
+
+    stage: int
+    span: float
+    busy: float
+    steps: int
+    hops: tuple[float, ...] = ()
+    memory: int = 0
+    received: int = 0
+
+
+Report = Hello | Loading | Loaded | Failed | Ended | Beat

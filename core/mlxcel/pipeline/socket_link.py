@@ -97,6 +97,10 @@ class SocketInbox:
         """See :meth:`mlxcel.pipeline.link.Inbox.listen`."""
         self._channel.listen(listener)
 
+    def take_hops(self) -> tuple[float, ...]:
+        """See :meth:`mlxcel.pipeline.link.Inbox.take_hops`."""
+        return ()
+
     def close(self, reason: str | None = None) -> None:
         """Close the connection; what has arrived can still be received."""
         self._channel.close(reason)

@@ -33,15 +33,29 @@ FAILED_ROW = -1
 
 
 @attrs.frozen
+class Logprobs:
+    """Natural log-probabilities at one position: the drawn token's, and those of the likeliest.
+
+    ``ids`` are the likeliest tokens, best first, ``values`` their log-probabilities.
+    """
+
+    drawn: float
+    ids: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+
+
+@attrs.frozen
 class Tokens:
     """The last stage's answer to a step: one token id per row, or none if none were asked.
 
     A row whose logits are not numbers has :data:`FAILED_ROW` instead; the others are not hurt.
+    ``logprobs`` has an item per row, None for rows that did not ask, or is empty if no row did.
     """
 
     seq: int
     slot: int
     tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprobs | None, ...] = ()
 
 
 @attrs.frozen

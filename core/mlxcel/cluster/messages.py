@@ -1,0 +1,147 @@
+"""What a coordinator and a peer say to each other over their control connection.
+
+A bring-up is three questions, and no peer acts on one before all have answered the one before:
+offer (can you?), commit (will you?), activate (do it). A session is one bring-up and the run that
+follows; its name is random, and messages of another session are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
+
+RefusalReason = Literal[
+    "checkpoint", "version", "cluster", "family", "memory", "plan", "transport", "busy"
+]
+
+
+@attrs.frozen
+class ModelIdentity:
+    """What tells one checkpoint from another without reading its weights.
+
+    ``config`` is the SHA-256 of config.json in hex; ``files`` are the weight files' names and
+    sizes in bytes, sorted; ``layers`` the number of layers.
+    """
+
+    config: str
+    files: tuple[tuple[str, int], ...]
+    layers: int
+
+
+@attrs.frozen
+class Offer:
+    """Coordinator to peer: the stage it is to be.
+
+    ``start`` and ``stop`` are its layers, half-open. ``topology`` is the text of the cluster's
+    TOML; ``digest`` the SHA-256 of the plan. ``plugins`` are the versions of the plugins in use,
+    ``bytes`` what the stage's weights need, ``following`` the address of the next stage's peer,
+    None for the last stage.
+    """
+
+    session: str
+    node: str
+    family: str
+    stage: int
+    stages: int
+    start: int
+    stop: int
+    cast: str | None
+    dequantize: bool
+    identity: ModelIdentity
+    topology: str
+    digest: str
+    cluster: str
+    versions: dict[str, str]
+    plugins: dict[str, str]
+    bytes: int
+    transport: str
+    credits: int
+    timeout: float
+    following: str | None
+
+
+@attrs.frozen
+class Commit:
+    """Coordinator to peer: all have accepted; keep the place."""
+
+    session: str
+
+
+@attrs.frozen
+class Activate:
+    """Coordinator to peer: all have committed; write the TOML and start the stage."""
+
+    session: str
+
+
+@attrs.frozen
+class Release:
+    """Coordinator to peer: the session is over or abandoned; be ready for another."""
+
+    session: str
+    reason: str
+
+
+@attrs.frozen
+class Ping:
+    """Coordinator to peer: are you there? ``number`` counts up."""
+
+    number: int
+
+
+@attrs.frozen
+class Accepted:
+    """Peer to coordinator: the offer can be met."""
+
+    session: str
+
+
+@attrs.frozen
+class Refused:
+    """Peer to coordinator: it cannot, because; ``text`` says what to do."""
+
+    session: str
+    reason: RefusalReason
+    text: str
+
+
+@attrs.frozen
+class Committed:
+    """Peer to coordinator: the place is kept."""
+
+    session: str
+
+
+@attrs.frozen
+class Activated:
+    """Peer to coordinator: the TOML is written, the stage is starting."""
+
+    session: str
+
+
+@attrs.frozen
+class Reported:
+    """Peer to coordinator: what the stage's worker says."""
+
+    session: str
+    report: Loading | Loaded | Failed | Ended | Beat
+
+
+@attrs.frozen
+class Pong:
+    """Peer to coordinator: the answer to the ping of this ``number``.
+
+    ``clock`` is the peer's monotonic clock in seconds; ``silent`` the seconds since its worker
+    last gave a sign of life, None while there is no worker that should.
+    """
+
+    number: int
+    clock: float
+    silent: float | None = None
+
+
+ToPeer = Offer | Commit | Activate | Release | Ping
+ToCoordinator = Accepted | Refused | Committed | Activated | Reported | Pong
