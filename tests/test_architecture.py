@@ -19,7 +19,13 @@ CORE = ROOT / "core"
 
 LEVELS = (
     ("mlxcel", "mlxcel.errors"),
-    ("mlxcel.checkpoint", "mlxcel.compat", "mlxcel.pipeline.operations", "mlxcel.pipeline.step"),
+    (
+        "mlxcel.checkpoint",
+        "mlxcel.compat",
+        "mlxcel.pipeline.operations",
+        "mlxcel.pipeline.report",
+        "mlxcel.pipeline.step",
+    ),
     ("mlxcel.family", "mlxcel.hookspecs", "mlxcel.plugin_selection", "mlxcel.plugins"),
     ("mlxcel.observe", "mlxcel.partition", "mlxcel.stage.contract", "mlxcel.wire"),
     ("mlxcel.transport",),

@@ -156,6 +156,25 @@ class LogitsError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class GrammarError(UsageError):
+    """A JSON schema that no grammar can be made of; ``problem`` says why."""
+
+
+@attrs.define(eq=False)
+class GrammarFailed(MlxcelError):
+    """A text that cannot go on within its grammar; the other texts of its batch can."""
+
+    stage: int
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} cannot keep the text to its grammar: {self.cause}. "
+            f"Use a simpler schema, or none."
+        )
+
+
+@attrs.define(eq=False)
 class AddressError(MlxcelError):
     """An address that the server cannot listen on."""
 
@@ -168,6 +187,57 @@ class AddressError(MlxcelError):
             f"the server cannot listen on {self.host}, port {self.port}: {self.cause}. "
             f"Choose another with --port or --host, or stop what uses it."
         )
+
+
+@attrs.define(eq=False)
+class ServerUnreachable(MlxcelError):
+    """A server that a client cannot connect to."""
+
+    url: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.url} cannot be reached: {self.cause}. Start the server, or correct the URL."
+
+
+@attrs.define(eq=False)
+class ServerRefusal(MlxcelError):
+    """What a server answered instead of doing what it was asked; ``problem`` in its own words.
+
+    ``status`` is that of HTTP, or None where an answer had begun already. ``retry_after`` are
+    the seconds after which it wants to be asked again.
+    """
+
+    url: str
+    status: int | None
+    problem: str
+    code: str | None = None
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        told = f"status {self.status}" if self.status else "an error amid the answer"
+        problem = self.problem if self.problem.endswith((".", "!", "?")) else f"{self.problem}."
+        return f"{self.url} answered with {told}: {problem} {self._way_out()}".rstrip()
+
+    def _way_out(self) -> str:
+        if self.status in (401, 403):
+            return "Give the right key with --api-key."
+        if "try again" in self.problem.lower():
+            return ""
+        if self.retry_after is not None:
+            return f"Try again in {self.retry_after:g} s."
+        return "Try again later." if self.status in (429, 503) else ""
+
+
+@attrs.define(eq=False)
+class ServerAnswerError(MlxcelError):
+    """An answer that breaks off, or is not what the API says it is."""
+
+    url: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.url}: {self.problem}. Its own log may say why."
 
 
 @attrs.define(eq=False)
@@ -260,6 +330,22 @@ class WorkerDied(MlxcelError):
 
 
 @attrs.define(eq=False)
+class WorkerSilent(MlxcelError):
+    """A stage's process that exists and gives no sign of life; ``seconds`` is for how long."""
+
+    stage: int
+    pid: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} (process {self.pid}) has given no sign of life for "
+            f"{self.seconds:g} s: it is stopped, or this machine is overloaded. What was running "
+            f"is lost; start the command again."
+        )
+
+
+@attrs.define(eq=False)
 class WorkerMismatch(MlxcelError):
     """Two stages' processes that do not run the same software; ``what`` names the difference."""
 
@@ -272,6 +358,134 @@ class WorkerMismatch(MlxcelError):
         return (
             f"stage {self.stage} runs with {self.what} {self.there}, the others with {self.here}. "
             f"Start all of them from one environment."
+        )
+
+
+@attrs.define(eq=False)
+class DialError(MlxcelError):
+    """A node that could not be reached or would not talk; ``address`` is where it was sought."""
+
+    address: str
+    problem: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.address}: {self.problem} {self.way_out}"
+
+
+class Unreachable(DialError):
+    """Nothing answers at the address."""
+
+
+class NotANode(DialError):
+    """Something listens at the address, but it does not speak the cluster's protocol."""
+
+
+class SecretMismatch(DialError):
+    """The other node's secret is not this one's."""
+
+
+class PeerFull(DialError):
+    """The other node knows this one, and has no room for another connection."""
+
+
+class PeerRefused(DialError):
+    """The other node knows this one and refuses it; ``problem`` holds its reason."""
+
+
+@attrs.define(eq=False)
+class VersionMismatch(DialError):
+    """The other node speaks another version of the protocol."""
+
+    ours: int
+    theirs: int
+
+
+@attrs.define(eq=False)
+class FileError(MlxcelError):
+    """A file that cannot be written; ``path`` says which."""
+
+    path: Path
+    problem: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.problem} {self.way_out}"
+
+
+@attrs.define(eq=False)
+class SecretError(MlxcelError):
+    """There is no secret that the cluster could use.
+
+    ``source`` is the flag, variable or key that names it, empty if none does.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    source: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"The cluster's secret{f' of {self.source}' * bool(self.source)} cannot be used: "
+            f"{self.problem} `mlxcel cluster secret PATH` makes one; copy the file to all nodes "
+            f"and name it with --cluster-secret-file."
+        )
+
+
+@attrs.define(eq=False)
+class TopologyError(UsageError):
+    """A cluster that cannot be; ``source`` is its TOML file, or the flags that describe it."""
+
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.problem} {self.way_out}"
+
+
+@attrs.frozen
+class PeerFailure:
+    """What went wrong with one peer of a cluster; ``text`` says what to do about it."""
+
+    node: str
+    address: str
+    reason: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.node} @ {self.address} ({self.reason}): {self.text}"
+
+
+@attrs.define(eq=False)
+class BringUpError(MlxcelError):
+    """A cluster that did not come up; nothing was started on any of its peers.
+
+    ``phase`` is what was being done: connect, check, offer, commit or activate.
+    """
+
+    phase: str
+    failures: tuple[PeerFailure, ...]
+
+    def __str__(self) -> str:
+        said = "; ".join(map(str, self.failures)) or "it was interrupted"
+        return f"the cluster did not come up ({self.phase}), nothing was started. {said}"
+
+
+@attrs.define(eq=False)
+class PeerLost(MlxcelError):
+    """A node of a running cluster is gone; what was running is lost and may be tried again.
+
+    ``node`` is its name in the cluster, ``address`` where its peer was; ``what`` says how.
+    """
+
+    node: str
+    address: str
+    what: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.node} @ {self.address} is lost: {self.what}. What was running is lost with "
+            f"it; see to that node, then start the coordinator again."
         )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlxcel.observe.events import Event
     from mlxcel.partition.profile import ModelProfile
     from mlxcel.stage.contract import StageExecutor, StageSpec
+    from mlxcel.transport.contract import Transport, TransportOptions
 
 PROJECT = "mlxcel"
 
@@ -56,6 +57,19 @@ def mlxcel_place_stages(
     caches that each stage may hold, if they are limited.
     Returns: one range of layers per stage, in order, or None to leave it to the next plugin
     and at last to mlxcel's own balancer. The answer is validated like ranges given by hand.
+    Since: plugin API 1.0.
+    """
+
+
+@hookspec(firstresult=True)
+def mlxcel_make_transport(name: str, options: TransportOptions) -> Transport | None:
+    """Make the transport called ``name``: ``--transport-backend``, or the TOML's
+    ``transport_backend``.
+
+    Runs: once in every process that has connections, before the first of them; the plugin of
+    the entry point ``name`` in the group ``mlxcel.transports`` is loaded by then, and other
+    transports may be.
+    Returns: the transport, or None if ``name`` is not the plugin's own.
     Since: plugin API 1.0.
     """
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mlxcel.engine.generation import Generation
-from mlxcel.engine.local import LocalModel, open_model, running
+from mlxcel.engine.local import open_model, running
+from mlxcel.engine.model import Model
 from mlxcel.engine.slot import Request
 from mlxcel.errors import CheckpointError, PartitionError, UnsupportedError
 from mlxcel.hookspecs import hookimpl
@@ -58,7 +59,7 @@ def stage_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "mlxcel-stage" in thread.name]
 
 
-def greedy(model: LocalModel, **options: Any) -> list[int | None]:
+def greedy(model: Model, **options: Any) -> list[int | None]:
     with running(model, credits=4, timeout=60, **options) as pipeline:
         request = Request(0, tuple(b"Hello, world!"), 6)
         run = Generation(pipeline, [request], end_tokens=[], rows=1, chunk=5)

@@ -18,7 +18,6 @@ from mlxcel.engine.local import open_model, running
 from mlxcel.engine.prefix_cache import LEAST_TOKENS, Entry, PrefixCache, common_prefix
 from mlxcel.engine.scheduler import Limits, Scheduler, credits_for
 from mlxcel.engine.sequence import Output, Sequence
-from mlxcel.engine.service import cache_kinds
 from mlxcel.engine.slot import Request, Start
 from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.family.caches import (
@@ -153,7 +152,7 @@ def test_a_known_beginning_changes_nothing(tiny: Callable[..., Path], name: str)
     done = threading.Semaphore(0)
     asked: list[Request] = []
     with running(model, credits=credits_for(2, settings.limits), timeout=60) as pipeline:
-        engine = Engine(pipeline, [], model.tokenizer, settings, deliver, kinds=cache_kinds(model))
+        engine = Engine(pipeline, [], model.tokenizer, settings, deliver, kinds=model.cache_kinds)
         engine.start()
         system = tuple(rng.randrange(250) for _ in range(24))
         talks = [system, system, tuple(rng.randrange(250) for _ in range(24))]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxcel.engine.engine import Settings
-from mlxcel.engine.local import LocalModel, open_model
+from mlxcel.engine.local import open_model, running
+from mlxcel.engine.model import Model
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.service import Service
 from mlxcel.engine.slot import Request
@@ -22,22 +24,25 @@ WAIT = 60.0
 
 
 @pytest.fixture
-def model(tiny: Callable[..., Path]) -> LocalModel:
+def model(tiny: Callable[..., Path]) -> Model:
     return open_model(tiny("llama"), Plugins.discover(environ={}), size=2)
 
 
 class Listener:
     """Makes services, and hears what they say."""
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, model: Model) -> None:
         self.outputs: list[Output] = []
         self.finished = threading.Event()
         self.ended = threading.Event()
         self._model = model
 
     def service(self, **options: Any) -> Service:
-        options = {"workers": "thread", "timeout": WAIT, "kv_budget": 1 << 30, **options}
-        return Service(self._model, Settings(), self._hear, on_end=self.ended.set, **options)
+        run = options.pop("run", partial(running, self._model, timeout=WAIT))
+        budgets = options.pop("kv_budgets", [1 << 30, 1 << 30])
+        return Service(
+            self._model, run, Settings(), budgets, self._hear, on_end=self.ended.set, **options
+        )
 
     def _hear(self, outputs: list[Output]) -> None:
         self.outputs += outputs
@@ -50,7 +55,7 @@ def wait_until_loaded(service: Service) -> None:
     assert not service._loader.is_alive()
 
 
-def test_a_prompt_is_remembered(model: LocalModel) -> None:
+def test_a_prompt_is_remembered(model: Model) -> None:
     """The second prompt that begins like the first one says how much was known already."""
     listener = Listener(model)
     service = listener.service()
@@ -66,15 +71,17 @@ def test_a_prompt_is_remembered(model: LocalModel) -> None:
     service.stop()
 
 
-def test_before_during_and_after(model: LocalModel) -> None:
+def test_before_during_and_after(model: Model) -> None:
     """Requests are taken between loading and the end, and at no other time."""
     listener = Listener(model)
-    service = listener.service(warm_up=True)
+    times: list[tuple[float, float]] = []
+    service = listener.service(warm_up=True, on_ready=lambda *seconds: times.append(seconds))
     with pytest.raises(Unavailable, match="loading"):
         service.submit(Request(1, (1, 2), 3))
     service.start()
     wait_until_loaded(service)
     assert service.phase == "ready"
+    assert len(times) == 1 and min(times[0]) > 0, "seconds of loading and of the warm-up"
     assert all(stage.ready for stage in service.stages)
     assert all(stage.bytes_done == stage.bytes_total > 0 for stage in service.stages)
     assert listener.outputs == [], "nobody hears of the warm-up"
@@ -89,10 +96,10 @@ def test_before_during_and_after(model: LocalModel) -> None:
     assert not listener.ended.is_set()
 
 
-def test_a_warm_up_that_fails(model: LocalModel) -> None:
+def test_a_warm_up_that_fails(model: Model) -> None:
     """A stage without room for one token is found before any client is."""
     listener = Listener(model)
-    service = listener.service(warm_up=True, kv_budget=1)
+    service = listener.service(warm_up=True, kv_budgets=[1, 1])
     service.start()
     assert listener.ended.wait(WAIT)
     assert service.phase == "failed"
@@ -101,10 +108,10 @@ def test_a_warm_up_that_fails(model: LocalModel) -> None:
     assert service.phase == "failed"
 
 
-def test_loading_is_given_up(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_is_given_up(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped while it loads, a service ends quietly; it has not failed."""
     listener = Listener(model)
-    service = listener.service(workers="thread")
+    service = listener.service()
     reached, go = threading.Event(), threading.Event()
     told = service._on_progress
 
@@ -126,19 +133,16 @@ def test_loading_is_given_up(model: LocalModel, monkeypatch: pytest.MonkeyPatch)
     assert not listener.ended.is_set()
 
 
-def test_a_bug_while_loading_is_a_failure(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_while_loading_is_a_failure(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong while loading, the service does not load for ever."""
 
     def broken(*args: object, **options: object) -> None:
         raise ZeroDivisionError("a bug")
 
     seen: list[Any] = []
-    monkeypatch.setattr("mlxcel.engine.service.running", broken)
     monkeypatch.setattr(threading, "excepthook", seen.append)
     listener = Listener(model)
-    service = listener.service()
+    service = listener.service(run=broken)
     service.start()
     assert listener.ended.wait(WAIT)
     wait_until_loaded(service)
@@ -147,9 +151,7 @@ def test_a_bug_while_loading_is_a_failure(
     assert len(seen) == 1
 
 
-def test_stages_are_given_up_after_a_failure(
-    model: LocalModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_are_given_up_after_a_failure(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the engine has failed, a stage may hang: its last step is not waited for."""
     drained: list[bool] = []
     stop = ThreadPipeline.stop
@@ -169,7 +171,7 @@ def test_stages_are_given_up_after_a_failure(
     assert drained == [False]
 
 
-def test_never_started(model: LocalModel) -> None:
+def test_never_started(model: Model) -> None:
     """A service that never began can be stopped."""
     service = Listener(model).service()
     service.stop()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlxcel.errors import CheckpointError, WireError, WorkerFailed
 from mlxcel.pipeline.control import Control, Job, receive_control, send_control
-from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading, Software
+from mlxcel.pipeline.report import Beat, Ended, Failed, Hello, Loaded, Loading, Software
 from mlxcel.stage.contract import StageSpec
 from mlxcel.wire.frame import send_frame
 
@@ -36,6 +36,7 @@ def pair() -> Iterator[Pair]:
         Loaded(0, 20, 1.5),
         Ended(2, 0.25, None, None),
         Ended(2, 0.25, 1.0, 2.0),
+        Beat(1, 0.5, 0.25, 7, (120.0, 95.5), 1 << 30, 4096),
     ],
 )
 def test_messages_survive_the_way(pair: Pair, message: Control) -> None:

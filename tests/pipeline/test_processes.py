@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlxcel.engine.generation import Generation
-from mlxcel.engine.local import LocalModel, Workers, open_model, running
+from mlxcel.engine.local import Workers, open_model, running
+from mlxcel.engine.model import Model
 from mlxcel.engine.slot import Request, credits_for
 from mlxcel.errors import WorkerDied, WorkerFailed, WorkerMismatch
 from mlxcel.pipeline.processes import ProcessPipeline
@@ -25,7 +26,7 @@ REQUESTS = [
 ]
 
 
-def tokens(model: LocalModel, workers: Workers, rows: int = 2) -> dict[int, list[int | None]]:
+def tokens(model: Model, workers: Workers, rows: int = 2) -> dict[int, list[int | None]]:
     """The greedy tokens of REQUESTS."""
     stages = len(model.plan.stages)
     made: dict[int, list[int | None]] = {request.index: [] for request in REQUESTS}
@@ -37,7 +38,7 @@ def tokens(model: LocalModel, workers: Workers, rows: int = 2) -> dict[int, list
     return made
 
 
-def loaded(model: LocalModel) -> ProcessPipeline:
+def loaded(model: Model) -> ProcessPipeline:
     pipeline = ProcessPipeline(model.specs, credits=4, timeout=120)
     pipeline.start()
     return pipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from mlxcel.errors import ChannelClosed, CheckpointError
 from mlxcel.pipeline.link import Link, memory_link
 from mlxcel.pipeline.operations import New, Sampling
-from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
+from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading, Report
 from mlxcel.pipeline.step import Message, Step, StepFailed, Stop, Tokens
 from mlxcel.pipeline.worker import run_stage
 from mlxcel.stage.contract import StageSpec
@@ -31,7 +32,10 @@ def new(request: int) -> New:
 def serve(
     spec: StageSpec, *messages: Message, stop: bool = True, **options: Callable[..., None]
 ) -> tuple[ScriptedExecutor, list[Message], list[Report]]:
-    """Run a stage over ``messages``; returns it, what it sent on and what it reported."""
+    """Run a stage over ``messages``; returns it, what it sent on and what it reported.
+
+    Beats are left out: they come when time has passed.
+    """
     inbox, outbox = memory_link(10, "in"), memory_link(10, "out")
     for message in messages:
         inbox.send(message)
@@ -40,7 +44,8 @@ def serve(
     executor = ScriptedExecutor(spec, **options)
     reports: list[Report] = []
     run_stage(spec, lambda given: executor, inbox, outbox, reports.append)
-    return executor, drain(outbox), reports
+    told = [report for report in reports if not isinstance(report, Beat)]
+    return executor, drain(outbox), told
 
 
 def drain(link: Link) -> list[Message]:
@@ -216,3 +221,34 @@ def test_an_idle_stage_goes_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     run_stage(FIRST, ScriptedExecutor, Late(), memory_link(2, "out"), reports.append)
     assert waited == [0.001] * 3
     assert isinstance(reports[-1], Ended)
+
+
+def test_a_long_step_shows_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage beats during a step, and when all work is over once more with nothing to tell."""
+    monkeypatch.setattr("mlxcel.pipeline.pulse.BEAT_SECONDS", 0.001)
+    inbox, outbox = memory_link(2, "in"), memory_link(2, "out")
+    beats: list[Beat] = []
+    during, afterwards = threading.Event(), threading.Event()
+
+    class Holding(ScriptedExecutor):
+        def memory(self) -> int:
+            return 4096
+
+    def report(given: Report) -> None:
+        if isinstance(given, Beat):
+            beats.append(given)
+            during.set()
+            if not given.busy:
+                inbox.send(Stop())
+                afterwards.set()
+
+    def build(spec: StageSpec) -> ScriptedExecutor:
+        return Holding(spec, on_step=lambda given: during.wait(60) or None)
+
+    inbox.send(step(0, tensors=TENSORS))
+    run_stage(FIRST, build, inbox, outbox, report)
+    assert afterwards.is_set()
+    assert beats[0].busy > 0 and beats[0].steps == 0
+    assert sum(beat.steps for beat in beats) == 1
+    assert (beats[-1].busy, beats[-1].memory) == (0.0, 4096)
+    assert all(0 <= beat.busy <= beat.span for beat in beats)

@@ -24,6 +24,7 @@ from mlxcel.engine.service import Phase, StageState
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
 from mlxcel.errors import MlxcelError, Unavailable
+from mlxcel.observe.live import LiveFigures
 from mlxcel.pipeline.step import Step
 from mlxcel.pipeline.threads import ThreadPipeline
 from mlxcel.server import Options, create_app
@@ -89,6 +90,7 @@ class ScriptedBackend:
         self.phase: Phase = "loading"
         self.error: MlxcelError | None = None
         self.stages = [StageState(0, (0, 3), 5, 10), StageState(1, (3, 6))]
+        self.live = LiveFigures(2)
         self.tokenizer = tokenizer
         self.vocab_size = VOCAB
         self.managers = managers

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mlxcel.engine.engine import Settings
-from mlxcel.engine.local import open_model
+from mlxcel.engine.local import open_model, running
 from mlxcel.engine.scheduler import Limits
 from mlxcel.engine.service import Service
 from mlxcel.plugins import Plugins
@@ -34,10 +34,9 @@ def tiny_served(tiny: Callable[..., Path], running_app: Any, eventually: Any) ->
         make = partial(
             Service,
             model,
+            partial(running, model, timeout=60.0),
             Settings(Limits(parallel=4)),
-            workers="thread",
-            timeout=60.0,
-            kv_budget=1 << 30,
+            [1 << 30, 1 << 30],
             warm_up=True,
         )
         chosen = Options(

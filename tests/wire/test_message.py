@@ -13,7 +13,7 @@ from mlxcel.errors import WireError
 from mlxcel.pipeline import operations
 from mlxcel.pipeline.operations import Merge, New, Operation, Release, Sampling
 from mlxcel.pipeline.step import Message, Step, StepFailed, Stop, Tokens
-from mlxcel.wire.message import MAX_HEADER, decode, encode, pieces
+from mlxcel.wire.message import MAX_HEADER, decode, encode, pieces, sent_at
 from mlxcel.wire.tensor import WireTensor
 
 ints = st.integers(-(1 << 63), (1 << 64) - 1)
@@ -53,10 +53,10 @@ STEP = {"seq": 1, "slot": 2, "operations": [], "sample": True, "tensors": []}
 SAMPLING = {"temperature": 0.5, "top_p": 1, "top_k": 0, "min_p": 0.0, "seed": 3, "choice": 0}
 
 
-def raw(header: Any, kind: int = 1, version: int = 1, magic: bytes = b"MLXP") -> bytes:
+def raw(header: Any, kind: int = 1, version: int = 2, magic: bytes = b"MLXP") -> bytes:
     """A hand-made message without tensors."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return magic + struct.pack("<BBI", version, kind, len(text)) + text
+    return magic + struct.pack("<BBQI", version, kind, 0, len(text)) + text
 
 
 @given(messages)
@@ -83,11 +83,17 @@ def test_the_layout_is_fixed() -> None:
         b'{"seq": 1, "slot": 2, "operations": [{"handle": 7, "op": "release"}], '
         b'"sample": true, "tensors": ["tokens"]}'
     )
-    assert encode(step) == (
-        b"MLXP\x01\x01" + struct.pack("<I", len(text)) + text
+    assert encode(step, 77) == (
+        b"MLXP\x02\x01" + struct.pack("<QI", 77, len(text)) + text
         + b"\x01\x02\x01" + struct.pack("<QQ", 1, 1) + b"x"
     )  # fmt: skip
-    assert encode(Stop()) == b"MLXP\x01\x04\x02\0\0\0{}"
+    assert encode(Stop()) == b"MLXP\x02\x04" + bytes(8) + b"\x02\0\0\0{}"
+
+
+def test_the_send_time_travels_in_the_prefix() -> None:
+    """A receiver can tell when the sender's clock showed, without reading the header."""
+    assert sent_at(encode(Stop(), (1 << 64) - 1)) == (1 << 64) - 1
+    assert sent_at(encode(Stop())) == 0
 
 
 def test_tensors_are_not_copied() -> None:
@@ -121,10 +127,10 @@ def test_a_hand_made_message_is_accepted() -> None:
         (raw(STEP) + b"x", "1 bytes follow"),
         (raw({}, kind=4) + b"x", "1 bytes follow"),
         (raw(STEP, magic=b"HTTP"), "does not begin like"),
-        (raw(STEP, version=2), "message version 2"),
+        (raw(STEP, version=1), "message version 1"),
         (raw(STEP, kind=0), "unknown message kind 0"),
         (raw(STEP, kind=5), "unknown message kind 5"),
-        (b"MLXP\1\1" + struct.pack("<I", MAX_HEADER + 1), "message header of 16777217 bytes"),
+        (b"MLXP\2\1" + struct.pack("<QI", 0, MAX_HEADER + 1), "message header of 16777217 bytes"),
         (raw({**STEP, "tensors": ["h"]}), "ends within a tensor's header"),
         (
             raw({**STEP, "tensors": ["h", "h"]}) + b"\1\2\1" + struct.pack("<QQ", 1, 1) + b"x",

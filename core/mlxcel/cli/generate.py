@@ -17,7 +17,7 @@ from mlxcel.errors import UsageError
 from mlxcel.partition.report import PartitionQualityReport
 
 if TYPE_CHECKING:
-    from mlxcel.engine.local import LocalModel
+    from mlxcel.engine.model import Model
     from mlxcel.engine.slot import Request
     from mlxcel.partition.plan import Plan
 
@@ -215,7 +215,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def _requests(args: argparse.Namespace, model: LocalModel, prompts: Sequence[str]) -> list[Request]:
+def _requests(args: argparse.Namespace, model: Model, prompts: Sequence[str]) -> list[Request]:
     from mlxcel.engine.slot import Request
     from mlxcel.pipeline.operations import Sampling
 
@@ -231,7 +231,7 @@ def _requests(args: argparse.Namespace, model: LocalModel, prompts: Sequence[str
     return requests
 
 
-def _encode(args: argparse.Namespace, model: LocalModel, text: str) -> list[int]:
+def _encode(args: argparse.Namespace, model: Model, text: str) -> list[int]:
     """The token ids of a prompt: through the chat template unless there is none."""
     tokenizer = model.tokenizer
     if args.no_chat_template or not (tokenizer.has_chat_template or args.chat):

@@ -109,7 +109,7 @@ def run_server() -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; returns 0, or raises what went wrong."""
-    from mlxcel.engine.local import open_model
+    from mlxcel.engine.local import kv_budgets, open_model, running
     from mlxcel.engine.service import Service
     from mlxcel.server.app import create_app
     from mlxcel.server.run import bind, serve, url_of
@@ -132,14 +132,19 @@ def run(args: argparse.Namespace) -> int:
         )
         for notice in (*model.notices, blas.notice):
             print(notice, file=sys.stderr)
+        run_model = partial(
+            running,
+            model,
+            timeout=args.pp_timeout,
+            workers=args.pp_workers,
+            environment=blas.environment,
+        )
         make = partial(
             Service,
             model,
+            run_model,
             settings,
-            workers=args.pp_workers,
-            environment=blas.environment,
-            kv_budget=budget,
-            timeout=args.pp_timeout,
+            kv_budgets(model, budget),
             warm_up=not args.no_warmup,
         )
         line = f"listening on {url_of(sock)}"

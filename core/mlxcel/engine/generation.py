@@ -16,10 +16,10 @@ from typing import Literal
 import attrs
 
 from mlxcel.engine.slot import Request, Slot, Work, prompt_work, token_tensor
-from mlxcel.errors import LogitsError, StageError
+from mlxcel.errors import GrammarFailed, LogitsError, StageError
 from mlxcel.pipeline.operations import Filter, Operation, Release
 from mlxcel.pipeline.pipeline import Pipeline
-from mlxcel.pipeline.step import FAILED_ROW, Step, StepFailed, Tokens
+from mlxcel.pipeline.step import FAILED_GRAMMAR, FAILED_ROW, Step, StepFailed, Tokens
 
 FinishReason = Literal["stop", "length"]
 
@@ -79,9 +79,10 @@ class Generation:
         self._seq = itertools.count()
         handles = itertools.count()
         self.slots: list[Slot] = []
+        ends = tuple(sorted(self._end_tokens))
         for i in range(0, len(requests), rows):
             handle, group = next(handles), list(requests[i : i + rows])
-            work = prompt_work(handle, group, chunk, handles)
+            work = prompt_work(handle, group, chunk, handles, ends=ends)
             self.slots.append(Slot(handle, group, deque(work)))
 
     def __iter__(self) -> Iterator[Token]:
@@ -129,6 +130,8 @@ class Generation:
         """The tokens of one answer; what is left of the slot gets its next step."""
         if FAILED_ROW in answer.tokens:
             raise LogitsError()
+        if FAILED_GRAMMAR in answer.tokens:
+            raise GrammarFailed(self._stages - 1, answer.causes[0])
         now = time.perf_counter()
         events = [
             self._judge(request, token, now)

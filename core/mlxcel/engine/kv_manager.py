@@ -98,12 +98,13 @@ class StageKVManager:
     @property
     def used(self) -> int:
         """The bytes reserved now."""
-        return sum(self.bytes_of(b.rows, b.longest, b.ever) for b in self._batches.values())
+        batches = list(self._batches.values())  # whoever watches asks from another thread
+        return sum(self.bytes_of(b.rows, b.longest, b.ever) for b in batches)
 
     @property
     def sequences(self) -> int:
         """The sequences that hold a reservation."""
-        return sum(batch.rows for batch in self._batches.values())
+        return sum(batch.rows for batch in list(self._batches.values()))
 
     def check(self, batch: int, rows: int, longest: int) -> AdmissionDiagnostic | None:
         """Whether ``batch`` may become that large; None means yes, and nothing is changed."""

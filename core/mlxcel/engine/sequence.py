@@ -74,7 +74,7 @@ class Sequence:
         """Tokens that it can have at most, prompt included."""
         return len(self.request.prompt) + self.request.max_tokens
 
-    def advance(self, token: int, ends: bool) -> Output:
+    def advance(self, token: int, ends: bool, logprobs: Logprobs | None = None) -> Output:
         """The output that one more token makes; ``ends`` if it is an end token.
 
         The sequence is finished by an end token, a stop string, or its last allowed token.
@@ -83,22 +83,24 @@ class Sequence:
             return self.finish("stop", self._flush())
         self.last, self.made = token, self.made + 1
         text = self.stops.feed(self.decoder.add(token)) if self.decoder else ""
+        tokens, found = (token,), () if logprobs is None else (logprobs,)
         if self.stops.stopped:
-            return self.finish("stop", text, (token,))
+            return self.finish("stop", text, tokens, found)
         if self.made >= self.request.max_tokens:
-            return self.finish("length", text + self._flush(), (token,))
-        return Output(self.request.index, text, (token,))
+            return self.finish("length", text + self._flush(), tokens, found)
+        return Output(self.request.index, text, tokens, logprobs=found)
 
     def finish(
         self,
         reason: FinishReason,
         text: str = "",
         tokens: tuple[int, ...] = (),
+        logprobs: tuple[Logprobs, ...] = (),
         error: MlxcelError | None = None,
     ) -> Output:
         """Its last output; from here on it takes no tokens."""
         self.state = State.COMPLETED
-        return Output(self.request.index, text, tokens, reason, error, self.cached)
+        return Output(self.request.index, text, tokens, reason, error, self.cached, logprobs)
 
     def _flush(self) -> str:
         """The text that waited for more: half a character, or the beginning of a stop string."""

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, Protocol
 
 import attrs
 
-from mlxcel.checkpoint.dtype import activation_bytes
-from mlxcel.checkpoint.weights_mode import available_memory
 from mlxcel.engine.engine import Deliver, Engine, Settings
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
-from mlxcel.engine.local import LocalModel, Workers, running
+from mlxcel.engine.model import Model
 from mlxcel.engine.scheduler import credits_for
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import MlxcelError, NeverFits, Unavailable, UsageError
-from mlxcel.family.caches import CacheKind
-from mlxcel.family.contract import Family
+from mlxcel.observe.live import LiveFigures
+from mlxcel.pipeline.pipeline import OnProgress
+from mlxcel.pipeline.report import Beat
 from mlxcel.pipeline.workers import WorkerPipeline
-
-RESERVE_BYTES = 512 << 20
-"""What a machine keeps free of caches by default."""
 
 WARM_UP = 0
 """The number of the warm-up's request; requests of clients begin at 1."""
@@ -44,39 +41,54 @@ class StageState:
     ready: bool = False
 
 
+class RunModel(Protocol):
+    """Runs the stages of a model, wherever they are."""
+
+    def __call__(
+        self, *, credits: int, on_progress: OnProgress
+    ) -> AbstractContextManager[WorkerPipeline]:
+        """The loaded pipeline; nothing is left running when the context ends.
+
+        Args:
+            credits: Steps in flight at most.
+            on_progress: Told how far each stage is; what it raises ends the loading.
+        """
+        ...
+
+
 class Service:
     """Loads a model in a thread of its own and runs requests on it.
 
     Args:
         model: What to serve.
+        run: What runs its stages, such as :func:`mlxcel.engine.local.running`.
         settings: Of the engine.
-        workers: Whether stages are threads or processes.
-        environment: What worker processes have in their environment beyond this one's.
-        kv_budget: Cache bytes of every stage; None works it out from free memory.
-        timeout: Seconds any one wait for a stage may last.
-        warm_up: Make one token before being ready, so that no client waits for first times.
+        kv_budgets: Cache bytes of each stage, in order; None is unlimited.
         deliver: See :class:`Engine`.
+        warm_up: Make one token before being ready, so that no client waits for first times.
         on_refusal: See :class:`Engine`.
+        on_ready: Called once, in the loading thread, when requests are taken: with the seconds
+            of loading and of the warm-up.
         on_end: Called once, in whichever thread, when the service has failed.
 
     Attributes:
         phase: Where it is in its life.
         error: Why it failed.
         stages: How far each stage is.
+        live: What each stage is doing.
     """
 
     def __init__(
         self,
-        model: LocalModel,
+        model: Model,
+        run: RunModel,
         settings: Settings,
+        kv_budgets: Sequence[int | None],
         deliver: Deliver,
         *,
-        workers: Workers = "process",
-        environment: Mapping[str, str] | None = None,
-        kv_budget: int | None = None,
-        timeout: float = 600.0,
         warm_up: bool = False,
         on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
+        on_ready: Callable[[float, float], None] = lambda loading, warm_up: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
@@ -87,15 +99,15 @@ class Service:
             StageState(stage.stage_index, (stage.layer_range.start, stage.layer_range.stop))
             for stage in model.plan.stages
         ]
-        self.managers = kv_managers(model, settings, kv_budget)
+        self.managers = kv_managers(model, settings, kv_budgets)
+        self.live = LiveFigures(len(self.stages))
+        self._run = run
         self._deliver = deliver
-        self._workers: Workers = workers
-        self._environment = environment
-        self._timeout = timeout
         self._warm_up = warm_up
         self._warm: SimpleQueue[Output] = SimpleQueue()
         self._stopping = False
         self._on_refusal = on_refusal
+        self._on_ready = on_ready
         self._on_end = on_end
         self._pipeline: WorkerPipeline | None = None
         self._engine: Engine | None = None
@@ -175,17 +187,16 @@ class Service:
 
     def _load(self) -> None:
         try:
+            began = time.monotonic()
             pipeline = self._stack.enter_context(
-                running(
-                    self.model,
+                self._run(
                     credits=credits_for(len(self.stages), self.settings.limits),
-                    timeout=self._timeout,
-                    workers=self._workers,
-                    environment=self._environment,
                     on_progress=self._on_progress,
                 )
             )
+            loaded = time.monotonic()
             self._pipeline = pipeline
+            pipeline.reports.on_beat = self._on_beat
             for state in self.stages:
                 state.ready = True
             self._engine = Engine(
@@ -196,13 +207,14 @@ class Service:
                 self._hear,
                 self._on_refusal,
                 self._on_engine_end,
-                cache_kinds(self.model),
+                self.model.cache_kinds,
             )
             self._engine.start()
             if self._warm_up:
                 self._make_one_token(self._engine)
             if not self._stopping:
                 self.phase = "ready"
+                self._on_ready(loaded - began, time.monotonic() - loaded)
         except MlxcelError as error:
             if not self._stopping:
                 self._fail(error)
@@ -230,6 +242,12 @@ class Service:
                 return
         self._deliver(outputs)
 
+    def _on_beat(self, beat: Beat) -> None:
+        self.live.beat(beat)
+        engine = len(self.stages)
+        if beat.stage == engine - 1 and self._pipeline is not None:
+            self.live.hops(engine, self._pipeline.take_hops())
+
     def _on_progress(self, stage: int, done: int, total: int) -> None:
         self.stages[stage].bytes_done, self.stages[stage].bytes_total = done, total
         if self._stopping:
@@ -243,25 +261,11 @@ class Service:
         self._on_end()
 
 
-def cache_kinds(model: LocalModel) -> tuple[CacheKind | None, ...]:
-    """What each layer of the model keeps of a sequence."""
-    family = model.plugins.load("family", model.family)
-    assert isinstance(family, Family)
-    return family.caches(model.checkpoint.config)
-
-
-def kv_managers(model: LocalModel, settings: Settings, budget: int | None) -> list[StageKVManager]:
-    """The cache budget of each stage.
-
-    Without a given budget, the stages share what is free now, less their weights and a
-    reserve; where free memory is not known, they are unlimited.
-    """
-    kinds = cache_kinds(model)
-    stages = model.plan.stages
-    if budget is None and (memory := available_memory()) is not None:
-        weights = sum(stage.estimated_memory_bytes for stage in stages)
-        budget = max(0, memory - weights - RESERVE_BYTES) // len(stages)
-    itemsize = activation_bytes(model.checkpoint, model.dtype)
+def kv_managers(
+    model: Model, settings: Settings, budgets: Sequence[int | None]
+) -> list[StageKVManager]:
+    """What keeps the caches of each stage within its budget."""
+    kinds, itemsize = model.cache_kinds, model.activation_bytes
     return [
         StageKVManager(
             stage.stage_index,
@@ -270,5 +274,5 @@ def kv_managers(model: LocalModel, settings: Settings, budget: int | None) -> li
             itemsize=itemsize,
             chunk=settings.limits.chunk,
         )
-        for stage in stages
+        for stage, budget in zip(model.plan.stages, budgets, strict=True)
     ]

@@ -69,6 +69,7 @@ def prompt_work(
     chunk: int,
     handles: Iterator[int],
     start: Start | None = None,
+    ends: tuple[int, ...] = (),
 ) -> list[Work]:
     """The steps that bring ``requests`` into the batch ``handle``.
 
@@ -80,13 +81,14 @@ def prompt_work(
     Args:
         handles: Fresh handles for the single rows before they are merged.
         start: What is known of the prompt already, for a single request.
+        ends: The tokens that end a text, for requests with a grammar.
     """
     lengths = [len(request.prompt) - 1 for request in requests]
     ragged = len(set(lengths)) > 1
     bounds = _bounds(max(lengths), chunk, ragged=ragged)
-    operations = _join(handle, requests, handles)
+    operations = _join(handle, requests, handles, ends)
     if start is not None:
-        operations = _resume(handle, requests[0], start)
+        operations = _resume(handle, requests[0], start, ends)
         bounds = [start.cached, *(b for b in bounds if b > start.cached)]
     if ragged:
         padding = [bounds[-1] - length for length in lengths]
@@ -144,20 +146,31 @@ def credits_for(prompts: int, stages: int, rows: int) -> int:
     return max(math.ceil(prompts / rows), 2 * stages)
 
 
-def _join(handle: int, requests: Sequence[Request], handles: Iterator[int]) -> list[Operation]:
+def _join(
+    handle: int, requests: Sequence[Request], handles: Iterator[int], ends: tuple[int, ...]
+) -> list[Operation]:
     """One row is a batch as it is; several are made one by one and merged."""
     if len(requests) == 1:
-        return [_new(handle, requests[0])]
+        return [_new(handle, requests[0], ends)]
     singles = [next(handles) for _ in requests]
-    new = [_new(single, request) for single, request in zip(singles, requests, strict=True)]
+    new = [_new(single, request, ends) for single, request in zip(singles, requests, strict=True)]
     return [*new, Merge(handle, tuple(singles))]
 
 
-def _resume(handle: int, request: Request, start: Start) -> list[Operation]:
-    new = attrs.evolve(_new(handle, request), source=start.source)
+def _resume(
+    handle: int, request: Request, start: Start, ends: tuple[int, ...]
+) -> list[Operation]:
+    new = attrs.evolve(_new(handle, request, ends), source=start.source)
     return [new, Trim(handle, start.trim)] if start.trim else [new]
 
 
-def _new(handle: int, request: Request) -> New:
+def _new(handle: int, request: Request, ends: tuple[int, ...]) -> New:
     prompt = request.prompt if request.sampling.looks_back else ()
-    return New(handle, request.index, request.sampling, prompt)
+    return New(
+        handle,
+        request.index,
+        request.sampling,
+        prompt,
+        grammar=request.grammar,
+        ends=ends if request.grammar is not None else (),
+    )

@@ -106,8 +106,13 @@ class Family:
     tied_by_default: ClassVar[bool] = False
 
     def stage_class(self) -> type[TransformerStage]:
-        """The class that runs a range of this family's layers. Imports MLX."""
-        raise NotImplementedError(f"{type(self).__name__} can be planned but not run")
+        """The class that runs a range of this family's layers. Imports MLX.
+
+        By default the shared base: full attention in every layer, and only hidden states cross.
+        """
+        from mlxcel.family.transformer import TransformerStage
+
+        return TransformerStage
 
     def open(self, path: Path) -> Checkpoint:
         """The checkpoint at ``path`` as this family reads it; only headers are read.

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
+from mlxcel.observe.live import LiveFigures
+from mlxcel.observe.pipeline_metrics import PipelineCollector
+
 OTHER = "other"
 
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -84,6 +87,10 @@ class ServerMetrics:
         self._reserved.labels(str(stage)).set_function(reserved)
         if budget is not None:
             self._budget.labels(str(stage)).set(budget)
+
+    def watch_pipeline(self, live: LiveFigures) -> None:
+        """Offer the figures of the pipeline's stages and of the hops between them."""
+        self.registry.register(PipelineCollector(live))
 
     def answered(self, endpoint: str, served: bool, status: int) -> None:
         """Count an answer; ``served`` if it was asked of the served model."""

@@ -1,40 +1,68 @@
-"""What an engine and a worker process say to each other beside the steps: JSON frames."""
+"""What a worker process and its owner say to each other beside the steps: JSON frames.
+
+The owner is an engine, or the supervisor of a peer. It sends a :class:`Job` and, each with an open
+socket (see unix(7), SCM_RIGHTS), two :class:`DataSocket`; the worker sends the rest.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import cattrs
 from cattrs.strategies import configure_tagged_union
 
-from mlxcel.errors import MlxcelError, WorkerFailed
-from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading
+from mlxcel.errors import MlxcelError, WireError, WorkerFailed
+from mlxcel.pipeline.report import Beat, Ended, Failed, Hello, Loaded, Loading
 from mlxcel.stage.contract import StageSpec
+from mlxcel.transport.contract import Keys, TrafficClass, TransportOptions
 from mlxcel.wire.frame import receive_frame, send_frame
 from mlxcel.wire.strict_json import strict_converter, structure
+from mlxcel.wire.tensor import Buffer, flat
 
 MAX_CONTROL = 1 << 20
 
 
 @attrs.frozen
 class Job:
-    """The engine's first message: which stage to be.
+    """Which stage to be.
 
-    ``credits`` are the steps in flight at most, ``timeout`` the seconds any wait may last,
-    ``without`` the plugins that the user left out.
+    ``credits`` are the steps in flight at most, ``timeout`` the seconds any wait may last.
     """
 
     spec: StageSpec
     credits: int
     timeout: float
-    without: tuple[str, ...]
 
 
-Control = Job | Hello | Loading | Loaded | Failed | Ended
+@attrs.frozen
+class DataSocket:
+    """What the socket is that follows this message.
+
+    ``direction`` is the worker's: it receives steps or sends them on. ``name`` is the link's and
+    ``peer`` whoever is at the other end, for errors. ``transport`` is the plugin that carries the
+    frames, with ``keys`` and for ``traffic``; empty for frames in the clear.
+    """
+
+    direction: Literal["receive", "send"]
+    name: str
+    peer: str
+    transport: str = ""
+    keys: Keys | None = None
+    traffic: TrafficClass = "pp_activation"
+    options: TransportOptions = attrs.field(factory=TransportOptions)
+
+
+@attrs.frozen
+class Alive:
+    """The worker's process runs; said twice a second from its start to its end."""
+
+
+FromWorker = Hello | Alive | Loading | Loaded | Failed | Ended | Beat
+Control = Job | DataSocket | FromWorker
 
 
 def send_control(sock: socket.socket, message: Control) -> None:
@@ -43,8 +71,7 @@ def send_control(sock: socket.socket, message: Control) -> None:
     Raises:
         OSError: The peer is gone or takes nothing.
     """
-    text = json.dumps(_converter.unstructure(message, unstructure_as=Control))
-    send_frame(sock, [text.encode()])
+    send_frame(sock, [encode_control(message)])
 
 
 def receive_control(sock: socket.socket) -> Control | None:
@@ -55,10 +82,54 @@ def receive_control(sock: socket.socket) -> Control | None:
         OSError: The connection broke, or its deadline has passed.
     """
     frame = receive_frame(sock, MAX_CONTROL)
-    if frame is None:
-        return None
-    message: Control = structure(_converter, frame, Control, "a control message")
+    return None if frame is None else decode_control(frame)
+
+
+def encode_control(message: Control) -> bytes:
+    """One message as the content of a frame."""
+    return json.dumps(_converter.unstructure(message, unstructure_as=Control)).encode()
+
+
+def decode_control(frame: Buffer) -> Control:
+    """The message in a frame.
+
+    Raises:
+        WireError: The bytes are no control message.
+    """
+    message: Control = structure(_converter, flat(frame), Control, "a control message")
     return message
+
+
+def send_socket(control: socket.socket, message: DataSocket, sock: socket.socket) -> None:
+    """Hand ``sock`` to the worker; the caller still has to close its own copy.
+
+    Raises:
+        OSError: The worker is gone or takes nothing.
+    """
+    send_control(control, message)
+    socket.send_fds(control, [b"\0"], [sock.fileno()])
+
+
+def receive_socket(control: socket.socket) -> socket.socket:
+    """The socket that follows a :class:`DataSocket`.
+
+    Raises:
+        WireError: None does.
+        OSError: The connection broke.
+    """
+    # A file descriptor travels with a byte of its own, which no other read can swallow.
+    _, numbers, _, _ = socket.recv_fds(control, 1, 1)
+    if not numbers:
+        raise WireError("no socket follows its description")
+    return socket.socket(fileno=numbers[0])
+
+
+def speak_of_failures(converter: cattrs.Converter) -> None:
+    """Have ``converter`` write errors in words, and read them as :class:`WorkerFailed`."""
+    converter.register_unstructure_hook_func(
+        lambda cls: isinstance(cls, type) and issubclass(cls, BaseException), _error_out
+    )
+    converter.register_structure_hook(Failed, _failed_in)
 
 
 def _error_out(error: BaseException) -> dict[str, Any]:
@@ -80,10 +151,7 @@ def _make_converter() -> cattrs.Converter:
     converter = strict_converter()
     converter.register_unstructure_hook(Path, str)
     converter.register_structure_hook(Path, lambda value, _: Path(value))
-    converter.register_unstructure_hook_func(
-        lambda cls: isinstance(cls, type) and issubclass(cls, BaseException), _error_out
-    )
-    converter.register_structure_hook(Failed, _failed_in)
+    speak_of_failures(converter)
     configure_tagged_union(Control, converter, tag_name="message")
     return converter
 

@@ -58,8 +58,14 @@ class Inbox(Protocol):
     def take_hops(self) -> tuple[float, ...]:
         """Microseconds that recent messages took from the sender to here; forgets them.
 
-        A sample of at most 64; empty where nothing travels (threads of one process).
+        A sample of at most 64; empty where nothing travels (threads of one process). Any thread
+        may ask.
         """
+        ...
+
+    @property
+    def received(self) -> int:
+        """Bytes that came over a wire so far; none between threads."""
         ...
 
     def close(self, reason: str | None = None) -> None:
@@ -90,6 +96,10 @@ class MemoryLink:
 
     def take_hops(self) -> tuple[float, ...]:
         return ()
+
+    @property
+    def received(self) -> int:
+        return 0
 
     def close(self, reason: str | None = None) -> None:
         self.channel.close(reason)
@@ -129,6 +139,10 @@ class WireLink:
 
     def take_hops(self) -> tuple[float, ...]:
         return self.inner.take_hops()
+
+    @property
+    def received(self) -> int:
+        return self.inner.received
 
     def close(self, reason: str | None = None) -> None:
         self.inner.close(reason)

@@ -55,7 +55,8 @@ class New:
 
     It is empty, or begins as a copy of the one-row batch ``source``. ``prompt`` are its token
     ids, only where the sampling looks back. ``grammar`` is what its text must match, in
-    llguidance's own notation; the last stage alone reads it.
+    llguidance's own notation, and ``ends`` are the tokens that end it, only where there is a
+    grammar; the last stage alone reads them.
     """
 
     handle: int
@@ -64,6 +65,7 @@ class New:
     prompt: tuple[int, ...] = ()
     source: int | None = None
     grammar: str | None = None
+    ends: tuple[int, ...] = ()
 
 
 @attrs.frozen

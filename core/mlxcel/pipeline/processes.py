@@ -1,36 +1,55 @@
 """A pipeline whose stages are processes of this machine, linked by Unix socketpairs.
 
-Each worker starts with nothing but three sockets: one to receive steps, one to send them
-on, one to talk with the engine. It learns its stage over the last, loads the plugins by
-itself and reads its own weights. When the engine is gone, its end of that socket closes and
-the worker ends; when a worker is gone, the engine learns it the same way.
+Each worker starts with nothing but a socket to talk with the engine. Over it come its job and the
+sockets of its links; it loads the plugins by itself and reads its own weights. When the engine is
+gone, its end of that socket closes and the worker ends; when a worker is gone or stands still, the
+engine learns it the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import signal
+import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
 import attrs
 
-from mlxcel.errors import MlxcelError, WorkerDied, WorkerMismatch
-from mlxcel.pipeline.control import Job, receive_control, send_control
+from mlxcel.errors import MlxcelError, WorkerDied, WorkerMismatch, WorkerSilent
+from mlxcel.pipeline.control import (
+    Alive,
+    DataSocket,
+    Job,
+    receive_control,
+    send_control,
+    send_socket,
+)
+from mlxcel.pipeline.launch import how_it_ended, worker_command
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import StageStatus
 from mlxcel.pipeline.report import Ended, Failed, Hello, Software
-from mlxcel.pipeline.socket_link import SocketInbox, SocketOutbox
+from mlxcel.pipeline.socket_link import ConnectionInbox, ConnectionOutbox
 from mlxcel.pipeline.workers import WorkerPipeline
 from mlxcel.stage.contract import StageSpec
+from mlxcel.transport.contract import TransportOptions
+from mlxcel.transport.plain import PlainConnection
+from mlxcel.transport.spin import spin_for
 
 GRACE_SECONDS = 5.0
 """How long a worker may take to end after its control socket has closed."""
+
+SILENT_SECONDS = 10.0
+"""After how long without a sign of life a worker is taken for stopped."""
+
+STARTING_SECONDS = 60.0
+"""The same for a worker that has not said hello: a cold disk may hold up its first imports."""
+
+_SLICE = 0.5
 
 
 @attrs.define
@@ -52,6 +71,7 @@ class ProcessPipeline(WorkerPipeline):
         timeout: Seconds any one wait may last.
         environment: What the workers' environment has beyond this process's.
         without: Plugins that the user left out.
+        grace: Seconds without a sign of life after which a worker is taken for stopped.
     """
 
     def __init__(
@@ -62,47 +82,59 @@ class ProcessPipeline(WorkerPipeline):
         timeout: float,
         environment: Mapping[str, str] | None = None,
         without: Sequence[str] = (),
+        grace: float = SILENT_SECONDS,
     ) -> None:
         super().__init__(len(specs), credits=credits, timeout=timeout)
         self._specs = tuple(specs)
         self._environment = {**os.environ, **(environment or {})}
         self._without = tuple(without)
+        self._grace = grace
         self._workers: list[Worker] = []
         self._software: Software | None = None
-        self._inbox: SocketInbox | None = None
+        self._greeting = threading.Lock()
+        self._inbox: ConnectionInbox | None = None
 
     def _launch(self) -> tuple[Outbox, Inbox]:
+        self._workers = [self._spawn(spec) for spec in self._specs]
         pairs = [socket.socketpair() for _ in range(self.count + 1)]
-        for spec, (_, receiving), (sending, _) in zip(
-            self._specs, pairs[:-1], pairs[1:], strict=True
-        ):
-            self._workers.append(self._spawn(spec, receiving, sending))
-        # Only now has every worker its own copies: what it alone uses must close with it.
-        for _, receiving in pairs[:-1]:
+        names = ["engine", *(f"stage {spec.index}" for spec in self._specs), "engine"]
+        options = TransportOptions(spin=spin_for(self.count))
+        self._inbox = ConnectionInbox(
+            PlainConnection(pairs[-1][1], names[-2], options),
+            f"{names[-2]} to engine",
+            self.credits + 1,
+        )
+        for index, worker in enumerate(self._workers):
+            before, own, after = names[index : index + 3]
+            receiving, sending = pairs[index][1], pairs[index + 1][0]
+            with contextlib.suppress(OSError):  # a worker that is gone already: _listen reports it
+                send_control(worker.control, Job(worker.spec, self.credits, self.timeout))
+                for data, sock in (
+                    (DataSocket("receive", f"{before} to {own}", before, options=options), receiving),
+                    (DataSocket("send", f"{own} to {after}", after, options=options), sending),
+                ):
+                    send_socket(worker.control, data, sock)
+            # The worker has its own copies: what it alone uses must close with it.
             receiving.close()
-        for sending, _ in pairs[1:]:
             sending.close()
-        first = SocketOutbox(pairs[0][0], "engine to stage 0", self.timeout, lambda value: value)
-        name = f"stage {self.count - 1} to engine"
-        self._inbox = SocketInbox(pairs[-1][1], name, self.credits + 1)
-        for worker in self._workers:
             worker.reader = threading.Thread(
                 target=self._listen, args=(worker,), name="mlxcel-control", daemon=True
             )
             worker.reader.start()
-            job = Job(worker.spec, self.credits, self.timeout, self._without)
-            with contextlib.suppress(OSError):  # a worker that is gone already: _listen reports it
-                send_control(worker.control, job)
+        first = ConnectionOutbox(
+            PlainConnection(pairs[0][0], names[1], options),
+            "engine to stage 0",
+            self.timeout,
+            lambda value: value,
+        )
         return first, self._inbox
 
-    def _spawn(self, spec: StageSpec, receiving: socket.socket, sending: socket.socket) -> Worker:
+    def _spawn(self, spec: StageSpec) -> Worker:
         here, there = socket.socketpair()
         with there:
-            fds = [receiving.fileno(), sending.fileno(), there.fileno()]
             process = subprocess.Popen(
-                # -P: nothing is imported from the folder that we happen to be in.
-                [sys.executable, "-P", "-m", "mlxcel.stage.child", *map(str, fds)],
-                pass_fds=fds,
+                worker_command(there.fileno(), self._without),
+                pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # whatever a library prints must not end up in the engine's output
                 env=self._environment,
@@ -111,29 +143,46 @@ class ProcessPipeline(WorkerPipeline):
 
     def _listen(self, worker: Worker) -> None:
         """Pass a worker's reports on; a worker that goes without a word is a failure."""
-        stage, said_goodbye = worker.spec.index, False
         try:
-            while (message := receive_control(worker.control)) is not None:
-                said_goodbye = isinstance(message, Ended | Failed)
-                if not isinstance(message, Job):
-                    self.reports.put(message)
-        except (MlxcelError, OSError) as error:
-            if not said_goodbye:
-                self.reports.put(Failed(stage, error))
-            return
-        if not said_goodbye:
-            self.reports.put(Failed(stage, WorkerDied(stage, worker.process.pid, _how(worker))))
+            error = self._follow(worker)
+        except (MlxcelError, OSError) as raised:
+            error = raised
+        if error is not None:
+            self.reports.put(Failed(worker.spec.index, error))
             if self._inbox is not None:
-                self._inbox.close(f"stage {stage} died")
+                self._inbox.close(f"stage {worker.spec.index} has failed")
 
-    def _greet(self, hello: Hello) -> None:
+    def _follow(self, worker: Worker) -> MlxcelError | None:
+        """Pass reports on until the worker is gone; returns what is wrong with that."""
+        stage, said_hello, said_goodbye = worker.spec.index, False, False
+        while True:
+            grace = self._grace if said_hello else max(self._grace, STARTING_SECONDS)
+            if not _speaks(worker.control, grace):
+                worker.process.kill()  # it is lost; what is left of it must not be waited for
+                return WorkerSilent(stage, worker.process.pid, grace)
+            match receive_control(worker.control):
+                case None if said_goodbye:
+                    return None
+                case None:
+                    return WorkerDied(stage, worker.process.pid, _how(worker))
+                case Hello() as hello:
+                    said_hello = True
+                    self._greet(stage, hello)
+                case Alive() | Job() | DataSocket():
+                    pass
+                case report:
+                    said_goodbye = isinstance(report, Ended | Failed)
+                    self.reports.put(report)
+
+    def _greet(self, stage: int, hello: Hello) -> None:
         """All workers must run the same software, or split would not equal whole."""
-        if self._software is None:
-            self._software = hello.software
+        with self._greeting:
+            if self._software is None:
+                self._software = hello.software
         ours, theirs = self._software.versions, hello.software.versions
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                raise WorkerMismatch(hello.stage, name, str(ours.get(name)), str(theirs.get(name)))
+                raise WorkerMismatch(stage, name, str(ours.get(name)), str(theirs.get(name)))
 
     def stop(self, *, drain: bool = True) -> tuple[StageStatus, ...]:
         """See :meth:`WorkerPipeline.stop`; what is given up ends with its control socket."""
@@ -166,14 +215,25 @@ class ProcessPipeline(WorkerPipeline):
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
 
 
+def _speaks(control: socket.socket, grace: float) -> bool:
+    """Whether a message or the end comes within ``grace`` seconds.
+
+    They are counted in slices, so that the time does not count in which this process itself was
+    stopped.
+    """
+    poll = select.poll()
+    try:
+        poll.register(control, select.POLLIN)
+    except ValueError:  # stop() has closed it; the next read says so
+        return True
+    return any(poll.poll(_SLICE * 1000) for _ in range(math.ceil(grace / _SLICE)))
+
+
 def _how(worker: Worker) -> str:
     try:
-        code = worker.process.wait(GRACE_SECONDS)
+        return how_it_ended(worker.process.wait(GRACE_SECONDS))
     except subprocess.TimeoutExpired:
         return "it closed its connection and hangs"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
 
 
 def _close(sock: socket.socket) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 
@@ -14,11 +16,17 @@ class Software:
 
 @attrs.frozen
 class Hello:
-    """A worker process is up."""
+    """A worker process is up and waits for its stage.
 
-    stage: int
+    ``device`` is what it computes on, ``fast_blas`` whether a CPU multiplies with a fast
+    library. ``memory`` are the bytes that its device may use, 0 where that is not told.
+    """
+
     pid: int
     software: Software
+    device: Literal["cpu", "gpu"] = "cpu"
+    fast_blas: bool = False
+    memory: int = 0
 
 
 @attrs.frozen
@@ -82,4 +90,4 @@ class Beat:
     received: int = 0
 
 
-Report = Hello | Loading | Loaded | Failed | Ended | Beat
+Report = Loading | Loaded | Failed | Ended | Beat

@@ -1,15 +1,15 @@
-"""The two ends of a link over a stream socket.
+"""The two ends of a link over a connection, whatever transport made that.
 
 The sending end writes from the stage's own thread. The receiving end has a thread that
-touches bytes only and keeps the socket empty, so a sender is never held up by a stage that
+touches bytes only and keeps the connection empty, so a sender is never held up by a stage that
 computes; the queue behind it is bounded by the credits.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,29 +18,36 @@ import attrs
 from mlxcel.errors import ChannelClosed, DeadlineError, MlxcelError
 from mlxcel.pipeline.channel import Channel
 from mlxcel.pipeline.step import Message, Step
+from mlxcel.transport.contract import Connection
 from mlxcel.wire import message as wire_message
-from mlxcel.wire.frame import receive_frame, send_frame
+
+MOST_HOPS = 64
+"""How many hop times an inbox keeps; of more, the latest."""
 
 
-class SocketOutbox:
+class ConnectionOutbox:
     """The sending end.
 
     Args:
-        sock: Connected; the outbox closes it.
+        connection: The outbox closes it.
         name: Of the link, for errors.
         timeout: Seconds that one send may take.
         to_wire: Makes a :class:`WireTensor` of an array; called in the sender's thread.
     """
 
     def __init__(
-        self, sock: socket.socket, name: str, timeout: float, to_wire: Callable[[Any], Any]
+        self, connection: Connection, name: str, timeout: float, to_wire: Callable[[Any], Any]
     ) -> None:
-        self._sock = sock
+        self._connection = connection
         self._name = name
         self._timeout = timeout
         self._to_wire = to_wire
         self._reason: str | None = None
-        sock.settimeout(timeout)
+
+    @property
+    def sent(self) -> int:
+        """Bytes on the wire so far."""
+        return self._connection.sent
 
     def send(self, message: Message) -> None:
         """Write ``message``.
@@ -52,38 +59,44 @@ class SocketOutbox:
         if isinstance(message, Step):
             tensors = {name: self._to_wire(value) for name, value in message.tensors.items()}
             message = attrs.evolve(message, tensors=tensors)
+        pieces = wire_message.pieces(message, time.monotonic_ns())
         try:
-            send_frame(self._sock, wire_message.pieces(message))
-        except TimeoutError:
+            self._connection.send(pieces, self._timeout)
+        except DeadlineError:
             raise DeadlineError(
                 self._name,
                 "a message to be taken",
                 self._timeout,
                 "Look at the receiving stage's log, or give it more time with --pp-timeout.",
             ) from None
-        except OSError as error:
-            raise ChannelClosed(self._name, self._reason or str(error)) from error
+        except ChannelClosed as closed:
+            raise ChannelClosed(self._name, self._reason or closed.reason) from closed
 
     def close(self, reason: str | None = None) -> None:
         """Close the connection; harmless when repeated."""
         self._reason = self._reason or reason
-        _close(self._sock)
+        self._connection.close()
 
 
-class SocketInbox:
+class ConnectionInbox:
     """The receiving end.
 
     Args:
-        sock: Connected; the inbox closes it.
+        connection: The inbox closes it.
         name: Of the link, for errors.
         capacity: Messages that may wait.
     """
 
-    def __init__(self, sock: socket.socket, name: str, capacity: int) -> None:
-        self._sock = sock
+    def __init__(self, connection: Connection, name: str, capacity: int) -> None:
+        self._connection = connection
         self._channel: Channel[Message] = Channel(capacity, name)
-        sock.settimeout(None)  # the reader waits for as long as the peer lives; receive() does not
+        self._hops: deque[float] = deque(maxlen=MOST_HOPS)
         threading.Thread(target=self._read, name=f"mlxcel-read {name}", daemon=True).start()
+
+    @property
+    def received(self) -> int:
+        """Bytes on the wire so far."""
+        return self._connection.received
 
     def receive(self, timeout: float) -> Message:
         """The next message; see :meth:`mlxcel.pipeline.link.Link.receive`."""
@@ -99,25 +112,29 @@ class SocketInbox:
 
     def take_hops(self) -> tuple[float, ...]:
         """See :meth:`mlxcel.pipeline.link.Inbox.take_hops`."""
-        return ()
+        taken = []
+        while self._hops:  # the reader's thread may append meanwhile
+            taken.append(self._hops.popleft())
+        return tuple(taken[:MOST_HOPS])
 
     def close(self, reason: str | None = None) -> None:
         """Close the connection; what has arrived can still be received."""
         self._channel.close(reason)
-        _close(self._sock)
+        self._connection.close()
 
     def _read(self) -> None:
         reason = "the other end has closed it"
         try:
-            while (frame := receive_frame(self._sock)) is not None:
-                self._channel.put(wire_message.decode(frame))
-        except (MlxcelError, OSError) as error:
+            # The reader waits for as long as the peer lives; receive() does not.
+            while (frame := self._connection.receive(None)) is not None:
+                arrived = time.monotonic_ns()
+                message = wire_message.decode(frame)
+                if sent := wire_message.sent_at(frame):
+                    self._hops.append((arrived - sent) / 1000)
+                self._channel.put(message)
+        except ChannelClosed as closed:
+            reason = closed.reason or reason
+        except MlxcelError as error:
             reason = str(error)
         finally:
             self.close(reason)
-
-
-def _close(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in recv
-    sock.close()

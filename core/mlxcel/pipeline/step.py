@@ -29,7 +29,10 @@ class Step:
 
 
 FAILED_ROW = -1
-"""In place of a token id: no token could be drawn for this row."""
+"""In place of a token id: this row's logits are not numbers."""
+
+FAILED_GRAMMAR = -2
+"""In place of a token id: this row's text cannot go on within its grammar."""
 
 
 @attrs.frozen
@@ -48,14 +51,16 @@ class Logprobs:
 class Tokens:
     """The last stage's answer to a step: one token id per row, or none if none were asked.
 
-    A row whose logits are not numbers has :data:`FAILED_ROW` instead; the others are not hurt.
-    ``logprobs`` has an item per row, None for rows that did not ask, or is empty if no row did.
+    A row that failed has :data:`FAILED_ROW` or :data:`FAILED_GRAMMAR` instead; the others are
+    not hurt. ``logprobs`` has an item per row, None for rows that did not ask, or is empty if
+    no row did. ``causes`` says why, for each :data:`FAILED_GRAMMAR` in the order of the rows.
     """
 
     seq: int
     slot: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[Logprobs | None, ...] = ()
+    causes: tuple[str, ...] = ()
 
 
 @attrs.frozen

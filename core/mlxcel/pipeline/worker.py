@@ -12,6 +12,7 @@ from contextlib import closing
 
 from mlxcel.errors import ChannelClosed, DeadlineError
 from mlxcel.pipeline.link import Inbox, Outbox
+from mlxcel.pipeline.pulse import Pulse
 from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
 from mlxcel.pipeline.step import Message, Step, StepFailed, Stop
 from mlxcel.stage.contract import StageExecutor, StageSpec
@@ -38,7 +39,8 @@ def run_stage(
             began = time.perf_counter()
             size = executor.load(lambda done, total: report(Loading(spec.index, done, total)))
             report(Loaded(spec.index, size, time.perf_counter() - began))
-            ended = _serve(spec, executor, inbox, outbox)
+            with closing(Pulse(spec.index, inbox, report)) as pulse:
+                ended = _serve(spec, executor, inbox, outbox, pulse)
         report(ended)
     except ChannelClosed:
         report(Ended(spec.index, 0.0, None, None))
@@ -51,8 +53,11 @@ def run_stage(
         outbox.close(reason)
 
 
-def _serve(spec: StageSpec, executor: StageExecutor, inbox: Inbox, outbox: Outbox) -> Ended:
+def _serve(
+    spec: StageSpec, executor: StageExecutor, inbox: Inbox, outbox: Outbox, pulse: Pulse
+) -> Ended:
     busy, first, last = 0.0, None, None
+    memory: Callable[[], int] = getattr(executor, "memory", lambda: 0)
     while True:
         try:
             message = inbox.receive(IDLE_SECONDS)
@@ -64,13 +69,17 @@ def _serve(spec: StageSpec, executor: StageExecutor, inbox: Inbox, outbox: Outbo
         if not isinstance(message, Step):  # a failure of an earlier stage passes through
             outbox.send(message)
             continue
+        if not message.tensors:
+            outbox.send(_run(spec, executor, message))
+            continue
         began = time.perf_counter()
+        pulse.begin(began)
         answer = _run(spec, executor, message)
         ended = time.perf_counter()
-        if message.tensors:
-            busy += ended - began
-            first = began if first is None else first
-            last = ended
+        pulse.end(ended, memory())
+        busy += ended - began
+        first = began if first is None else first
+        last = ended
         outbox.send(answer)
 
 

@@ -10,12 +10,13 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import Empty
 
 from mlxcel.errors import ChannelClosed, DeadlineError, MlxcelError, StageError
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
-from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading, Report
+from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
+from mlxcel.pipeline.report_queue import ReportQueue
 from mlxcel.pipeline.step import Step, StepFailed, Stop, Tokens
 
 MORE_TIME = "Give it more time with --pp-timeout SECONDS."
@@ -34,13 +35,16 @@ class WorkerPipeline(ABC):
         count: The number of stages.
         credits: Steps in flight at most.
         timeout: Seconds any one wait may last.
+
+    Attributes:
+        reports: What the workers report. Whoever wants to hear their beats sets its ``on_beat``.
     """
 
     def __init__(self, count: int, *, credits: int, timeout: float) -> None:
         self.count = count
         self.credits = credits
         self.timeout = timeout
-        self.reports: SimpleQueue[Report] = SimpleQueue()
+        self.reports = ReportQueue()
         self.loaded: tuple[Loaded, ...] = ()
         self._ended: dict[int, Ended] = {}
         self._first: Outbox | None = None
@@ -65,8 +69,6 @@ class WorkerPipeline(ABC):
         loaded: dict[int, Loaded] = {}
         while len(loaded) < self.count:
             match self._next_report():
-                case Hello() as hello:
-                    self._greet(hello)
                 case Loading(stage, done, total):
                     on_progress(stage, done, total)
                 case Loaded() as report:
@@ -124,6 +126,10 @@ class WorkerPipeline(ABC):
         assert self._last is not None, "start() comes first"
         self._last.listen(listener)
 
+    def take_hops(self) -> tuple[float, ...]:
+        """What recent answers took from the last stage to here, in microseconds."""
+        return () if self._last is None else self._last.take_hops()
+
     def stop(self, *, drain: bool = True) -> tuple[StageStatus, ...]:
         """End all stages; nothing is left running. Again is harmless.
 
@@ -141,14 +147,10 @@ class WorkerPipeline(ABC):
             self._first.close("given up")
             self._last.close("given up")
         self._join(time.monotonic() + (self.timeout if drain else GIVE_UP_SECONDS))
-        while not self.reports.empty():
-            report = self.reports.get()
+        for report in self.reports.drain():
             if isinstance(report, Ended):
                 self._ended[report.stage] = report
         return _statuses(self.loaded, self._ended)
-
-    def _greet(self, hello: Hello) -> None:  # noqa: B027 - threads say no hello
-        """Look at what a worker process runs with."""
 
     def _next_report(self) -> Report:
         try:

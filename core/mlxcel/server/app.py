@@ -25,7 +25,9 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
     between applications, so that one process can have several::
 
         model = open_model(Path("smollm2"), Plugins.discover())
-        app = create_app(partial(Service, model, Settings()), Options("smollm2"))
+        run = partial(running, model, timeout=60)
+        service = partial(Service, model, run, Settings(), kv_budgets(model))
+        app = create_app(service, Options("smollm2"))
         web.run_app(app, port=8080)
 
     Args:

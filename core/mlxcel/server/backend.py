@@ -11,6 +11,7 @@ from mlxcel.engine.service import Phase, StageState
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import MlxcelError
+from mlxcel.observe.live import LiveFigures
 
 
 class Backend(Protocol):
@@ -22,6 +23,7 @@ class Backend(Protocol):
     phase: Phase
     error: MlxcelError | None
     stages: list[StageState]
+    live: LiveFigures
 
     @property
     def managers(self) -> Sequence[StageKVManager]: ...

@@ -48,6 +48,7 @@ class Generation:
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
+    ignore_eos: bool = False
 
 
 @attrs.frozen
@@ -117,6 +118,7 @@ def _read_generation(fields: Fields) -> Generation:
         stop=_read_stop(fields),
         stream=stream,
         include_usage=stream_options is not None and stream_options.flag("include_usage"),
+        ignore_eos=fields.flag("ignore_eos"),
     )
 
 

@@ -54,6 +54,7 @@ class Serving:
                     generation.max_tokens,
                     generation.sampling,
                     generation.stop,
+                    generation.ignore_eos,
                 )
             )
             self.metrics.prompt_tokens.inc(len(prompt))

@@ -26,9 +26,13 @@ from mlxcel.pipeline.operations import (
     Sampling,
     Trim,
 )
+from mlxcel.stage.grammar import Matcher
 
 Caches = list[Cache | None]
 """One per own layer of a stage, None for a layer without a cache."""
+
+MakeMatcher = Callable[[str, tuple[int, ...]], Matcher]
+"""From a grammar and the tokens that end a text to the matcher of a new row."""
 
 
 @attrs.frozen
@@ -36,6 +40,7 @@ class Row:
     """One sequence of a batch: who it is, how it samples, how many tokens it has seen.
 
     ``prompt`` and ``drawn`` are its token ids, kept only where the sampling looks back.
+    ``matcher`` is its place in its grammar, where it has one; it changes with each token.
     """
 
     request: int
@@ -43,6 +48,7 @@ class Row:
     position: int = 0
     prompt: tuple[int, ...] = ()
     drawn: tuple[int, ...] = ()
+    matcher: Matcher | None = attrs.field(default=None, eq=False)
 
 
 @attrs.define
@@ -69,18 +75,29 @@ class Batch:
             self.padded = [n - r for n, r in zip(self.padded, real, strict=True)]
 
     def note(self, tokens: list[int]) -> None:
-        """Remember what was drawn, for the rows whose next draw looks back."""
+        """Tell what was drawn to the rows whose next draw depends on it; failed ones have ids < 0."""
         self.rows = [
             attrs.evolve(row, drawn=(*row.drawn, token)) if row.sampling.looks_back else row
             for row, token in zip(self.rows, tokens, strict=True)
         ]
+        for row, token in zip(self.rows, tokens, strict=True):
+            if row.matcher is not None and token >= 0:
+                row.matcher.take(token)
 
 
 class BatchTable:
-    """A stage's batches by handle."""
+    """A stage's batches by handle.
 
-    def __init__(self, make_caches: Callable[[], Caches]) -> None:
+    Args:
+        make_caches: Empty caches for one sequence.
+        make_matcher: For rows with a grammar; None on stages that draw no tokens.
+    """
+
+    def __init__(
+        self, make_caches: Callable[[], Caches], make_matcher: MakeMatcher | None = None
+    ) -> None:
         self._make_caches = make_caches
+        self._make_matcher = make_matcher
         self._batches: dict[int, Batch] = {}
 
     def __getitem__(self, handle: int) -> Batch:
@@ -102,13 +119,17 @@ class BatchTable:
         """
         table = self._batches
         match operation:
-            case New(handle, request, sampling, prompt, source):
+            case New(handle, request, sampling, prompt, source, grammar, ends):
                 if source is None:
                     caches, position = self._make_caches(), 0
                 else:
                     caches = copy.deepcopy(table[source].caches)
                     position = table[source].rows[0].position
-                table[handle] = Batch(caches, [Row(request, sampling, position, prompt)])
+                matcher = None
+                if grammar is not None and self._make_matcher is not None:
+                    matcher = self._make_matcher(grammar, ends)
+                row = Row(request, sampling, position, prompt, matcher=matcher)
+                table[handle] = Batch(caches, [row])
             case Merge(handle, sources):
                 table[handle] = _merge([table.pop(source) for source in sources])
             case Extend(handle, source):
@@ -150,7 +171,8 @@ def _filter(batch: Batch, rows: list[int]) -> None:
 
 def _extract(batch: Batch, row: int) -> Batch:
     caches = [None if cache is None else cache.extract(row) for cache in batch.caches]
-    return Batch(caches, [batch.rows[row]])
+    copied = attrs.evolve(batch.rows[row], matcher=copy.deepcopy(batch.rows[row].matcher))
+    return Batch(caches, [copied])
 
 
 def _trim(batch: Batch, tokens: int) -> None:

@@ -1,72 +1,98 @@
-"""The process of one stage: ``python -m mlxcel.stage.child RECEIVE SEND CONTROL``.
+"""The process of one stage: ``python -m mlxcel.stage.child CONTROL [PLUGIN…]``.
 
-The arguments are the numbers of three inherited sockets.
+CONTROL is the number of an inherited socket to the process that owns this one; the rest are
+plugins that the user left out. The process can be started before anybody knows its stage: it
+imports what takes long, says hello and waits for its job and for the sockets of its links.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
-import threading
-import time
+from typing import TYPE_CHECKING, Any
 
-from mlxcel.errors import WireError
-from mlxcel.pipeline.control import Job, receive_control, send_control
-from mlxcel.pipeline.report import Hello, Report
-from mlxcel.pipeline.socket_link import SocketInbox, SocketOutbox
+# What takes long is imported by the functions that use it, when the owner hears from us already.
+from mlxcel.errors import MlxcelError
+from mlxcel.pipeline.control import DataSocket
+from mlxcel.pipeline.report import Failed, Hello
+from mlxcel.pipeline.socket_link import ConnectionInbox, ConnectionOutbox
 from mlxcel.pipeline.worker import run_stage
-from mlxcel.plugins import Plugins
-from mlxcel.stage.arrays import to_wire
-from mlxcel.stage.build import FamilyExecutors, build_executor
-from mlxcel.stage.software import running_software
-from mlxcel.wire.tensor import WireTensor
+from mlxcel.stage.owner import Owner
+from mlxcel.transport.plain import PlainConnection
 
-LAST_STEP_SECONDS = 2.0
-"""How long the running step may still take once the engine is gone."""
+if TYPE_CHECKING:
+    from mlxcel.plugins import Plugins
+    from mlxcel.transport.contract import Connection
 
 
 def main(argv: list[str]) -> int:
-    """Be a stage until the engine says stop or is gone; returns the exit code."""
-    # Ctrl-C reaches the whole process group; ending the workers is the engine's business.
+    """Be a stage until the owner says stop or is gone; returns the exit code."""
+    # Ctrl-C reaches the whole process group; ending the workers is the owner's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    receiving, sending, control = (socket.socket(fileno=int(number)) for number in argv)
-    job = receive_control(control)
-    if not isinstance(job, Job):
+    owner = Owner(socket.socket(fileno=int(argv[0])))
+    plugins = _discover(argv[1:])
+    owner.say(_hello(plugins))
+    return _serve(owner, plugins)
+
+
+def _serve(owner: Owner, plugins: Plugins) -> int:
+    from mlxcel.stage.arrays import to_wire
+    from mlxcel.stage.build import build_executor
+    from mlxcel.wire.tensor import WireTensor
+
+    def as_wire(value: Any) -> WireTensor:
+        return value if isinstance(value, WireTensor) else to_wire(value)
+
+    job, (to_us, receiving), (from_us, sending) = owner.work()
+    try:
+        source = _connection(plugins, to_us, receiving)
+        target = _connection(plugins, from_us, sending)
+    except MlxcelError as error:
+        owner.say(Failed(job.spec.index, error))
         return 1
-    stage = job.spec.index
-    plugins = Plugins.discover(without=job.without)
-    plugins.register_default(FamilyExecutors(plugins))
-    lock = threading.Lock()
-
-    def report(message: Report) -> None:
-        with lock, contextlib.suppress(OSError):  # an engine that is gone: the watch ends us
-            send_control(control, message)
-
-    report(Hello(stage, os.getpid(), running_software(plugins)))
-    inbox = SocketInbox(receiving, f"to stage {stage}", job.credits + 1)
-    outbox = SocketOutbox(sending, f"from stage {stage}", job.timeout, _as_wire)
-    threading.Thread(target=_watch, args=(control, inbox, outbox), daemon=True).start()
-    run_stage(job.spec, lambda spec: build_executor(plugins, spec), inbox, outbox, report)
+    inbox = ConnectionInbox(source, to_us.name, job.credits + 1)
+    outbox = ConnectionOutbox(target, from_us.name, job.timeout, as_wire)
+    owner.at_the_end(inbox.close, outbox.close)
+    run_stage(job.spec, lambda spec: build_executor(plugins, spec), inbox, outbox, owner.say)
     return 0
 
 
-def _as_wire(value: object) -> WireTensor:
-    return value if isinstance(value, WireTensor) else to_wire(value)  # type: ignore[arg-type]
+def _discover(without: list[str]) -> Plugins:
+    from mlxcel import compat  # noqa: F401 - mlx-lm takes longest
+    from mlxcel.plugins import Plugins
+    from mlxcel.stage.build import FamilyExecutors
+
+    plugins = Plugins.discover(without=without)
+    plugins.register_default(FamilyExecutors(plugins))
+    return plugins
 
 
-def _watch(control: socket.socket, inbox: SocketInbox, outbox: SocketOutbox) -> None:
-    """End this process when the engine's end of the control socket closes."""
-    with contextlib.suppress(OSError, WireError):
-        while receive_control(control) is not None:
-            pass
-    inbox.close("the engine is gone")
-    outbox.close("the engine is gone")
-    # The stage finds its links closed after its step; if the step is long, go without it.
-    time.sleep(LAST_STEP_SECONDS)
-    os._exit(1)
+def _hello(plugins: Plugins) -> Hello:
+    import mlx.core as mx
+
+    from mlxcel.stage.blas import running_blas
+    from mlxcel.stage.software import running_software
+
+    gpu = mx.default_device().type == mx.DeviceType.gpu
+    memory = mx.device_info().get("max_recommended_working_set_size", 0) if gpu else 0
+    return Hello(
+        os.getpid(),
+        running_software(plugins),
+        "gpu" if gpu else "cpu",
+        running_blas().fast,
+        int(memory),
+    )
+
+
+def _connection(plugins: Plugins, data: DataSocket, sock: socket.socket) -> Connection:
+    if not data.transport:
+        return PlainConnection(sock, data.peer, data.options)
+    from mlxcel.transport.make import make_transport
+
+    transport = make_transport(plugins, data.transport, data.options)
+    return transport.connection(sock, data.keys, data.peer, data.traffic)
 
 
 if __name__ == "__main__":

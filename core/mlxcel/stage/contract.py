@@ -47,7 +47,11 @@ Progress = Callable[[int, int], None]
 
 
 class StageExecutor(Protocol):
-    """Runs the steps of one stage. All calls come from the one thread that made it."""
+    """Runs the steps of one stage. All calls come from the one thread that made it.
+
+    It may also have a method ``memory() -> int``: the bytes that it holds now, asked after each
+    step, so it has to be quick.
+    """
 
     def load(self, progress: Progress) -> int:
         """Make the stage ready; returns the bytes of its parameters."""

@@ -14,7 +14,9 @@ from mlxcel.pipeline.step import Step, Tokens
 from mlxcel.stage.arrays import from_wire
 from mlxcel.stage.batch import Batch, BatchTable
 from mlxcel.stage.contract import Progress, StageSpec
+from mlxcel.stage.grammar import Grammars
 from mlxcel.stage.load import load_stage
+from mlxcel.stage.logprobs import logprobs
 from mlxcel.stage.sampler import sample
 from mlxcel.wire.tensor import WireTensor
 
@@ -46,7 +48,9 @@ class FamilyExecutor:
                 progress,
                 spec.dequantize,
             )
-        self._stage, self._table = stage, BatchTable(stage.make_caches)
+        grammars = Grammars(spec.checkpoint / "tokenizer.json") if spec.last else None
+        self._stage = stage
+        self._table = BatchTable(stage.make_caches, grammars.matcher if grammars else None)
         return stage.nbytes()
 
     def run(self, step: Step) -> Step | Tokens:
@@ -68,6 +72,10 @@ class FamilyExecutor:
         new = (op.request for op in step.operations if isinstance(op, New))
         return tuple(dict.fromkeys((*held, *new)))
 
+    def memory(self) -> int:
+        """The bytes that MLX holds now, for all stages of this process."""
+        return mx.get_active_memory()
+
     def close(self) -> None:
         """Drop the stage and the thread's streams; without that the process aborts at exit."""
         self._stage = self._table = None
@@ -86,10 +94,14 @@ class FamilyExecutor:
             mx.eval(states)
             _forget_scratch(h)
             return Tokens(step.seq, step.slot)
-        tokens = sample(stage.logits(h[:, -1:, :])[:, -1, :], batch.rows)
+        logits = stage.logits(h[:, -1:, :])[:, -1, :]
+        tokens = sample(logits, batch.rows)
+        likely = logprobs(logits, batch.rows, tokens)
+        problems = (row.matcher.problem for row in batch.rows if row.matcher is not None)
+        causes = tuple(problem for problem in problems if problem is not None)
         batch.note(tokens)
         mx.eval(states)
-        return Tokens(step.seq, step.slot, tuple(tokens))
+        return Tokens(step.seq, step.slot, tuple(tokens), likely, causes)
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, mx.array]:

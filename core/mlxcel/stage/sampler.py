@@ -15,20 +15,23 @@ from typing import cast
 import mlx.core as mx
 
 from mlxcel.pipeline.operations import Sampling
-from mlxcel.pipeline.step import FAILED_ROW
+from mlxcel.pipeline.step import FAILED_GRAMMAR, FAILED_ROW
 from mlxcel.stage.batch import Row
 
 _MASK = (1 << 64) - 1
 
 
 def sample(logits: mx.array, rows: Sequence[Row]) -> list[int]:
-    """One token id per row, or :data:`FAILED_ROW` where the logits are not numbers.
+    """One token id per row.
+
+    In its place stands :data:`FAILED_ROW` where the logits are not numbers, and
+    :data:`FAILED_GRAMMAR` where a row's matcher has a problem.
 
     Args:
         logits: [rows, vocab], any floating dtype.
         rows: How each row samples, in the order of ``logits``.
     """
-    if any(row.sampling.looks_back or row.sampling.bias_tokens for row in rows):
+    if any(map(_adjusts, rows)):
         logits = mx.stack([_adjust(logits[i], row) for i, row in enumerate(rows)])
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     tokens = mx.argmax(logprobs, axis=-1)
@@ -41,11 +44,21 @@ def sample(logits: mx.array, rows: Sequence[Row]) -> list[int]:
         )
     # A NaN anywhere makes the whole row's log-probabilities NaN.
     failed = mx.isnan(logprobs[:, 0])
-    return cast(list[int], mx.where(failed, FAILED_ROW, tokens.astype(mx.int32)).tolist())
+    made = cast(list[int], mx.where(failed, FAILED_ROW, tokens.astype(mx.int32)).tolist())
+    return [
+        token if row.matcher is None or row.matcher.problem is None else FAILED_GRAMMAR
+        for row, token in zip(rows, made, strict=True)
+    ]
+
+
+def _adjusts(row: Row) -> bool:
+    """Whether a row's logits are not taken as they are."""
+    sampling = row.sampling
+    return sampling.looks_back or bool(sampling.bias_tokens) or row.matcher is not None
 
 
 def _adjust(logits: mx.array, row: Row) -> mx.array:
-    """[vocab] logits with the row's penalties and biases."""
+    """[vocab] logits with the row's penalties and biases, and only what its grammar allows."""
     sampling = row.sampling
     seen = mx.array(sorted({*row.prompt, *row.drawn}))
     if sampling.repetition_penalty != 1 and seen.size:
@@ -60,6 +73,8 @@ def _adjust(logits: mx.array, row: Row) -> mx.array:
     if sampling.bias_tokens:
         added = mx.array(sampling.bias_values).astype(logits.dtype)
         logits = logits.at[mx.array(sampling.bias_tokens)].add(added)
+    if row.matcher is not None and (allowed := row.matcher.allowed(logits.size)) is not None:
+        logits = mx.where(allowed, logits, -mx.inf)
     return logits
 
 

@@ -7,5 +7,17 @@ from mlxcel.transport.contract import (
     Transport,
     TransportOptions,
 )
+from mlxcel.transport.plain import PlainConnection
+from mlxcel.transport.stream import ByteStream
+from mlxcel.transport.tune import tune
 
-__all__ = ["Connection", "Keys", "TrafficClass", "Transport", "TransportOptions"]
+__all__ = [
+    "ByteStream",
+    "Connection",
+    "Keys",
+    "PlainConnection",
+    "TrafficClass",
+    "Transport",
+    "TransportOptions",
+    "tune",
+]

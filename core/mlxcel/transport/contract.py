@@ -32,11 +32,13 @@ class TransportOptions:
     """How connections behave.
 
     ``spin`` are the seconds that a receiver polls before it sleeps (0 never polls): a wake-up
-    costs about 50 microseconds, spinning costs a core. ``max_frame`` is the largest frame that
-    is accepted, in bytes.
+    costs about 50 microseconds, spinning costs a core. ``stall`` are the seconds that a peer
+    may stand still within a frame. ``max_frame`` is the largest frame that is accepted, in
+    bytes.
     """
 
     spin: float = 0.0
+    stall: float = 30.0
     max_frame: int = (1 << 30) + (64 << 20)
 
 

@@ -3,8 +3,9 @@
 All numbers are little-endian::
 
     4 bytes  magic    b"MLXP"
-    u8       version  1
+    u8       version  2
     u8       kind     1 Step, 2 Tokens, 3 StepFailed, 4 Stop
+    u64      sent     nanoseconds on the sender's monotonic clock; 0 where nobody measures
     u32      length   of the JSON header, at most 16 MiB
     ...      header   the message's fields; a step names its tensors in "tensors"
     ...      tensors  in that order, in the format of wire.tensor; only steps have any
@@ -30,10 +31,10 @@ from mlxcel.wire.strict_json import strict_converter, structure
 from mlxcel.wire.tensor import MAX_BYTES, Buffer, WireTensor
 
 MAGIC = b"MLXP"
-VERSION = 1
+VERSION = 2
 MAX_HEADER = 16 << 20
 
-_PREFIX = struct.Struct("<4sBBI")
+_PREFIX = struct.Struct("<4sBBQI")
 
 
 @attrs.frozen
@@ -53,16 +54,16 @@ _KINDS: dict[int, type[Header]] = {1: StepHeader, 2: Tokens, 3: StepFailed, 4: S
 _CODES = {cls: kind for kind, cls in _KINDS.items()}
 
 
-def encode(message: Message) -> bytes:
-    """``message``, whose tensors are :class:`WireTensor`, as one buffer.
+def encode(message: Message, sent: int = 0) -> bytes:
+    """``message``, whose tensors are :class:`WireTensor`, as one buffer; ``sent`` is when.
 
     Raises:
         WireError: A tensor's fields do not agree, or a number does not fit the format.
     """
-    return b"".join(pieces(message))
+    return b"".join(pieces(message, sent))
 
 
-def pieces(message: Message) -> list[Buffer]:
+def pieces(message: Message, sent: int = 0) -> list[Buffer]:
     """What :func:`encode` joins, so that a sender can place it without another copy."""
     tensors: dict[str, WireTensor] = {}
     header: Header
@@ -80,12 +81,18 @@ def pieces(message: Message) -> list[Buffer]:
     if len(text) > MAX_HEADER:
         raise WireError(f"a message header of {len(text)} bytes; {MAX_HEADER} are allowed")
     result: list[Buffer] = [
-        _PREFIX.pack(MAGIC, VERSION, _CODES[type(header)], len(text)),
+        _PREFIX.pack(MAGIC, VERSION, _CODES[type(header)], sent, len(text)),
         text,
     ]
     for tensor in tensors.values():
         result.extend(wire_tensor.encode(tensor))
     return result
+
+
+def sent_at(buffer: Buffer) -> int:
+    """When the well-formed message in ``buffer`` was sent, as its prefix says."""
+    sent: int = _PREFIX.unpack_from(buffer)[3]
+    return sent
 
 
 def decode(buffer: Buffer, *, max_bytes: int = MAX_BYTES) -> Message:
@@ -99,7 +106,7 @@ def decode(buffer: Buffer, *, max_bytes: int = MAX_BYTES) -> Message:
     view = wire_tensor.flat(buffer)
     if len(view) < _PREFIX.size:
         raise WireError("the data ends within a message's prefix")
-    magic, version, kind, length = _PREFIX.unpack_from(view)
+    magic, version, kind, _, length = _PREFIX.unpack_from(view)
     if magic != MAGIC:
         raise WireError("the data does not begin like a pipeline message")
     if version != VERSION:

@@ -22,7 +22,7 @@ def strict_converter() -> cattrs.Converter:
     converter.register_structure_hook(float, _finite)
     converter.register_structure_hook_factory(
         lambda cls: getattr(cls, "__origin__", None) is tuple,
-        lambda cls: _items(get_args(cls)[0], converter),
+        lambda cls: _items(get_args(cls), converter),
     )
     return converter
 
@@ -75,12 +75,19 @@ def _finite(value: Any, _: Any) -> float:
     return number
 
 
-def _items(item: Any, converter: cattrs.Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
-    hook = converter.get_structure_hook(item)
+def _items(types: tuple[Any, ...], converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    """Of ``tuple[X, ...]`` any number of items, of ``tuple[X, Y]`` exactly these."""
+    any_number = types[-1] is Ellipsis
+    items = types[:1] if any_number else types
+    hooks = [converter.get_structure_hook(item) for item in items]
 
     def structure(value: Any, _: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise TypeError(f"{type(value).__name__} instead of list")
-        return tuple(hook(element, item) for element in value)
+        if any_number:
+            return tuple(hooks[0](element, items[0]) for element in value)
+        return tuple(
+            hook(element, item) for hook, item, element in zip(hooks, items, value, strict=True)
+        )
 
     return structure

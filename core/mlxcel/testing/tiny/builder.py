@@ -12,7 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mlxcel.testing.checkpoint_writer import TensorSpec, write_checkpoint
-from mlxcel.testing.tiny import deepseek_v3, gemma4, jamba, llama, llama4, qwen3_5
+from mlxcel.testing.tiny import (
+    deepseek_v3,
+    ernie4_5,
+    gemma3,
+    gemma4,
+    glm4,
+    gpt_oss,
+    hunyuan_v1_dense,
+    jamba,
+    llama,
+    llama4,
+    mixtral,
+    nemotron_h,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_next,
+)
 from mlxcel.testing.tiny.recipe import Recipe, Weights, draw
 from mlxcel.testing.tiny.tokenizer import write_tokenizer
 
@@ -22,7 +39,24 @@ if TYPE_CHECKING:
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
-    for family in (deepseek_v3, gemma4, jamba, llama, llama4, qwen3_5)
+    for family in (
+        deepseek_v3,
+        ernie4_5,
+        gemma3,
+        gemma4,
+        glm4,
+        gpt_oss,
+        hunyuan_v1_dense,
+        jamba,
+        llama,
+        llama4,
+        mixtral,
+        nemotron_h,
+        qwen2,
+        qwen3,
+        qwen3_5,
+        qwen3_next,
+    )
     for recipe in family.RECIPES
 }
 
@@ -107,6 +141,9 @@ def draw_model(name: str, *, dtype: str = "float32") -> nn.Module:
         value = mx.array(draw(bits, path, parameter.shape, tied=recipe.tied))
         drawn.append((path, value.astype(getattr(mx, dtype)) if casts(path) else value))
     model.update(tree_unflatten(drawn))
+    if recipe.headless:
+        text = getattr(model, "language_model", model)
+        text.sanitize({})
     model.eval()
     mx.eval(model.parameters())
     return model

@@ -45,6 +45,21 @@ _CONFIG = {
     "text_config": _TEXT,
 }
 
+_MOE = {
+    **_CONFIG,
+    "model_type": "qwen3_5_moe",
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "text_config": {
+        **_TEXT,
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 128,
+        "norm_topk_prob": True,
+    },
+}
+
 _VISION = {"model_type": "qwen3_5", "hidden_size": 32, "depth": 1}
 
 _NORMS_WITHOUT_ONE = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
@@ -82,6 +97,27 @@ def _with_vision_tower(weights: Weights, config: Config) -> Weights:
     return _to_hub(weights, config) | _not_numbers(_TOWER, weights)
 
 
+def _moe_to_hub(weights: Weights, config: Config) -> Weights:
+    """The experts' gate and up projection in one tensor."""
+    import mlx.core as mx
+
+    hub: Weights = {}
+    for name, value in weights.items():
+        module, found, rest = name.partition(".switch_mlp.")
+        if not found:
+            hub[name] = value
+        elif rest == "gate_proj.weight":
+            both = [value, weights[f"{module}.switch_mlp.up_proj.weight"]]
+            hub[f"{module}.experts.gate_up_proj"] = mx.concatenate(both, axis=-2)
+        elif rest == "down_proj.weight":
+            hub[f"{module}.experts.down_proj"] = value
+    return _to_hub(weights=hub, config=config)
+
+
+def _moe_with_vision_tower(weights: Weights, config: Config) -> Weights:
+    return _moe_to_hub(weights, config) | _not_numbers(_TOWER, weights)
+
+
 def _not_numbers(shapes: dict[str, tuple[int, ...]], weights: Weights) -> Weights:
     """Tensors that show in the logits if anything reads them."""
     import mlx.core as mx
@@ -94,5 +130,12 @@ RECIPES = (
     Recipe("qwen3_5", _CONFIG, _to_hub, seed="qwen3_5:0"),
     Recipe(
         "qwen3_5_vlm", {**_CONFIG, "vision_config": _VISION}, _with_vision_tower, seed="qwen3_5:0"
+    ),
+    Recipe("qwen3_5_moe", _MOE, _moe_to_hub, seed="qwen3_5_moe:0"),
+    Recipe(
+        "qwen3_5_moe_vlm",
+        {**_MOE, "vision_config": _VISION},
+        _moe_with_vision_tower,
+        seed="qwen3_5_moe:0",
     ),
 )

@@ -43,6 +43,7 @@ class Recipe:
     to_hub: Callable[[Weights, Config], Weights] = _as_they_are
     seed: str = attrs.field()
     model_config: Config = attrs.field(factory=dict)
+    headless: bool = False
 
     @seed.default
     def _own_seed(self) -> str:
@@ -81,7 +82,7 @@ def draw(
     normal = _normal(words)
     if leaf in ("bias", "e_score_correction_bias"):
         return np.float32(0.1) * normal
-    if path.split(".")[-2].startswith("embed_tokens"):
+    if path.split(".")[-2].startswith(("embed_tokens", "embeddings")):
         # a tied table that dominates the residual makes greedy decoding repeat one token
         return np.float32(0.06 if tied else 0.2) * normal
     return np.float32(_GAINS.get(path.split(".")[-2], 1.0) / math.sqrt(shape[-1])) * normal

@@ -1,4 +1,4 @@
-"""The ERNIE 4.5 family, dense and with experts. It can be planned, but not run yet."""
+"""The ERNIE 4.5 family, dense and with experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class Ernie45(Family):
 
     api_version = "1.0"
     wire_names = ("ernie4_5",)
-    runnable = False
     tied_by_default = True
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:

@@ -1,4 +1,4 @@
-"""The Gemma 3 family: the text tower. It can be planned, but not run yet."""
+"""The Gemma 3 family: the text tower."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mlxcel.family.shapes import PRE_NORMS, TensorShape, block, decoder, gated_m
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 _NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _LEFT_OUT = {"head_dim": 256, "sliding_window": 512, "sliding_window_pattern": 6}
@@ -26,8 +27,12 @@ class Gemma3(Family):
     api_version = "1.0"
     wire_names = ("gemma3",)
     model_types = ("gemma3_text",)
-    runnable = False
     tied_by_default = True
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_gemma3.stage import Gemma3Stage
+
+        return Gemma3Stage
 
     def settle(self, config: ModelConfig, tensors: Collection[str]) -> ModelConfig:
         """Without a head in the checkpoint the embedding is the head, whatever config.json says."""

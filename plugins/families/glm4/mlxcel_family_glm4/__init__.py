@@ -1,6 +1,4 @@
 """The GLM family: GLM-4, GLM-4.5 and later with experts, and their lite mixtures.
-
-They can be planned, but not run yet.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from mlxcel.family.shapes import (
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 
 class Glm4(Family):
@@ -29,7 +28,6 @@ class Glm4(Family):
 
     api_version = "1.0"
     wire_names = ("glm4",)
-    runnable = False
 
     def tied(self, config: ModelConfig) -> bool:
         """Never: mlx-lm's model always has a head of its own."""
@@ -90,6 +88,11 @@ class Glm4MoeLite(Glm4Moe):
     """The same with latent attention."""
 
     wire_names = ("glm4_moe_lite",)
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_glm4.stage import LatentStage
+
+        return LatentStage
 
     def mixer(self, config: ModelConfig) -> Attention | LatentAttention:
         return LatentAttention.of(config, bias=fields.flag(config, "attention_bias", default=False))

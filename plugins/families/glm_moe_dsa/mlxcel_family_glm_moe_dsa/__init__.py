@@ -1,4 +1,4 @@
-"""The GLM family with sparse attention (GLM-5). It can be planned, but not run yet."""
+"""The GLM family with sparse attention (GLM-5)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mlxcel.family.shapes import TensorShape, block, decoder, deepseek_feed_forw
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 
 class GlmMoeDsa(Family):
@@ -20,7 +21,11 @@ class GlmMoeDsa(Family):
 
     api_version = "1.0"
     wire_names = ("glm_moe_dsa",)
-    runnable = False
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_glm_moe_dsa.stage import GlmMoeDsaStage
+
+        return GlmMoeDsaStage
 
     def tied(self, config: ModelConfig) -> bool:
         """Never: mlx-lm's model always has a head of its own."""

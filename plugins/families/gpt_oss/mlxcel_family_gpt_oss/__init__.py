@@ -1,4 +1,4 @@
-"""The gpt-oss family: 20B and 120B. It can be planned, but not run yet."""
+"""The gpt-oss family: 20B and 120B."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mlxcel.family.shapes import TensorShape, block, decoder, gated_experts, lin
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 
 class GptOss(Family):
@@ -19,7 +20,11 @@ class GptOss(Family):
 
     api_version = "1.0"
     wire_names = ("gpt_oss",)
-    runnable = False
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_gpt_oss.stage import GptOssStage
+
+        return GptOssStage
 
     def tied(self, config: ModelConfig) -> bool:
         """Never: mlx-lm's model always has a head of its own."""

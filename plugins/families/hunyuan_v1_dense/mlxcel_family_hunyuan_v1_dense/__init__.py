@@ -1,4 +1,4 @@
-"""Hunyuan's dense family: 0.5B to 7B. It can be planned, but not run yet."""
+"""Hunyuan's dense family: 0.5B to 7B."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class HunyuanV1Dense(Family):
 
     api_version = "1.0"
     wire_names = ("hunyuan_v1_dense",)
-    runnable = False
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention = _attention(config)

@@ -1,4 +1,4 @@
-"""The Mixtral family. It can be planned, but not run yet."""
+"""The Mixtral family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class Mixtral(Family):
 
     api_version = "1.0"
     wire_names = ("mixtral",)
-    runnable = False
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention = _attention(config)

@@ -1,4 +1,4 @@
-"""The Nemotron-H family. It can be planned, but not run yet."""
+"""The Nemotron-H family."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mlxcel.family.shapes import (
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 _KINDS = {
@@ -37,7 +38,11 @@ class NemotronH(Family):
 
     api_version = "1.0"
     wire_names = ("nemotron_h",)
-    runnable = False
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_nemotron_h.stage import NemotronHStage
+
+        return NemotronHStage
 
     def tied(self, config: ModelConfig) -> bool:
         """Never: mlx-lm's model always has a head of its own."""

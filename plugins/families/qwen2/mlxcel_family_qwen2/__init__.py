@@ -19,7 +19,6 @@ class Qwen2(Family):
 
     api_version = "1.0"
     wire_names = ("qwen2",)
-    runnable = False
     tied_by_default = True
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:

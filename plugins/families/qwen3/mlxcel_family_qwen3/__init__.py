@@ -1,4 +1,4 @@
-"""The Qwen 3 family, dense and with experts. It can be planned, but not run yet."""
+"""The Qwen 3 family, dense and with experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class Qwen3(Family):
 
     api_version = "1.0"
     wire_names = ("qwen3",)
-    runnable = False
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention = Attention.of(config, norms=QK_NORMS)

@@ -1,4 +1,4 @@
-"""The Qwen 3.5 family: the text tower. The models with experts can be planned, but not run yet."""
+"""The Qwen 3.5 family: the text tower."""
 
 from __future__ import annotations
 
@@ -60,7 +60,11 @@ class Qwen35Moe(Qwen35):
 
     wire_names = ("qwen3_5_moe", "qwen3_5_moe_vlm")
     model_types = ("qwen3_5_moe_text",)
-    runnable = False
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_qwen3_5.stage import Qwen35MoeStage
+
+        return Qwen35MoeStage
 
     def feed_forward(self, name: str, hidden: int, config: ModelConfig) -> Iterator[TensorShape]:
         return linear_moe(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 
 import mlx.nn as nn
-from mlx_lm.models.qwen3_5 import Model, ModelArgs
+from mlx_lm.models import qwen3_5, qwen3_5_moe
 
 from mlxcel.checkpoint.config import ModelConfig
 from mlxcel.family.transformer import Mask, TransformerStage
@@ -22,7 +22,15 @@ class Qwen35Stage(TransformerStage):
     @classmethod
     def build_model(cls, config: ModelConfig) -> nn.Module:
         # mlx-lm knows one model_type of the two, and its arguments change what they are given
-        return Model(ModelArgs.from_dict(copy.deepcopy(config.raw)))
+        return qwen3_5.Model(qwen3_5.ModelArgs.from_dict(copy.deepcopy(config.raw)))
 
     def mask_of(self, index: int, layer: nn.Module) -> Mask:
         return Mask("ssm") if layer.is_linear else Mask("full")
+
+
+class Qwen35MoeStage(Qwen35Stage):
+    """The same with experts."""
+
+    @classmethod
+    def build_model(cls, config: ModelConfig) -> nn.Module:
+        return qwen3_5_moe.Model(qwen3_5_moe.ModelArgs.from_dict(copy.deepcopy(config.raw)))

@@ -1,4 +1,4 @@
-"""The Qwen3-Next family. It can be planned, but not run yet."""
+"""The Qwen3-Next family."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mlxcel.family.shapes import TensorShape, block, decoder, gated_mlp, linear_
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 
 class Qwen3Next(Family):
@@ -19,7 +20,11 @@ class Qwen3Next(Family):
 
     api_version = "1.0"
     wire_names = ("qwen3_next",)
-    runnable = False
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_qwen3_next.stage import Qwen3NextStage
+
+        return Qwen3NextStage
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention, delta = _attention(config), _delta(config)

@@ -1,0 +1,1 @@
+"""Speaking to servers, ours or others', through OpenAI's API."""

@@ -1,0 +1,174 @@
+"""A model to be run: a checkpoint on this machine's disk, with its family, types and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from mlxcel.checkpoint.checkpoint import Checkpoint
+from mlxcel.checkpoint.config import read_config
+from mlxcel.checkpoint.dtype import DtypeChoice, activation_bytes, choose_dtype
+from mlxcel.checkpoint.weights_mode import WeightsChoice, choose_weights
+from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
+from mlxcel.errors import CheckpointError, MemoryBudgetError, UnsupportedError
+from mlxcel.family.caches import CacheKind
+from mlxcel.family.choose import choose_family
+from mlxcel.family.contract import Family
+from mlxcel.partition.balance import BalanceBy
+from mlxcel.partition.cache_bytes import Workload
+from mlxcel.partition.consistency import oddities
+from mlxcel.partition.memory import MemoryLimits
+from mlxcel.partition.plan import Plan, make_plan
+from mlxcel.partition.profile import plain_bytes
+from mlxcel.plugins import Plugins
+from mlxcel.stage.contract import StageSpec
+
+
+@attrs.frozen
+class Machine:
+    """What the stages compute with; where they differ, the weakest of them.
+
+    ``memory`` are the bytes that all stages have together, None if nobody knows.
+    """
+
+    device: Literal["cpu", "gpu"]
+    fast_blas: bool
+    memory: int | None
+
+
+@attrs.frozen
+class Model:
+    """A checkpoint with its family, dtype and plan; nothing is loaded yet."""
+
+    checkpoint: Checkpoint
+    family: str
+    dtype: DtypeChoice
+    weights: WeightsChoice
+    plan: Plan
+    tokenizer: Tokenizer
+    plugins: Plugins
+
+    @property
+    def specs(self) -> tuple[StageSpec, ...]:
+        """What each stage is asked to be."""
+        stages = self.plan.stages
+        return tuple(
+            StageSpec(
+                self.checkpoint.path,
+                self.family,
+                stage.stage_index,
+                len(stages),
+                stage.layer_range.start,
+                stage.layer_range.stop,
+                self.dtype.cast,
+                self.weights.dequantize,
+            )
+            for stage in stages
+        )
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """One line each for what the user should know before anything loads."""
+        found = (*self.checkpoint.notices, *oddities(self.checkpoint))
+        own = (self.dtype.notice, self.weights.notice)
+        return (*found, *(notice for notice in own if notice is not None))
+
+    @property
+    def cache_kinds(self) -> tuple[CacheKind | None, ...]:
+        """What each layer keeps of a sequence."""
+        family = self.plugins.load("family", self.family)
+        assert isinstance(family, Family)  # the loader has checked it
+        return family.caches(self.checkpoint.config)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one number of the activations and the caches."""
+        return activation_bytes(self.checkpoint, self.dtype)
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse token ids that the model's embedding has no row for.
+
+        Raises:
+            CheckpointError: The tokenizer is not this model's.
+        """
+        rows = self.checkpoint.config.get("vocab_size")
+        if isinstance(rows, int) and (highest := max(tokens, default=0)) >= rows:
+            raise CheckpointError(
+                self.checkpoint.path / "tokenizer.json",
+                f"makes the token id {highest}, but the model knows {rows} tokens.",
+                "Use the tokenizer that belongs to the weights.",
+            )
+
+
+def plan_model(
+    path: Path,
+    plugins: Plugins,
+    machine: Machine,
+    *,
+    dtype: str = "auto",
+    size: int | None = None,
+    layers: str | None = None,
+    by: BalanceBy = "bytes",
+    weights: str = "auto",
+    workload: Workload | None = None,
+    limits: MemoryLimits | None = None,
+) -> Model:
+    """Read headers, choose family, dtype and stages; refuse what cannot run.
+
+    Weights that ``weights="auto"`` would unpack stay packed if they fit the limits only so.
+
+    Args:
+        dtype, size, layers, by, weights: As the flags of ``mlxcel generate``.
+        workload, limits: See :func:`mlxcel.partition.plan.make_plan`.
+
+    Raises:
+        CheckpointError: The folder does not hold a readable checkpoint and tokenizer.
+        UnsupportedError: No installed family runs it, or not in this dtype.
+        PartitionError: The stages asked for are impossible.
+        MemoryBudgetError: The stages do not fit the limits.
+    """
+    name, family = choose_family(read_config(path), plugins)
+    if not family.runnable:
+        raise UnsupportedError(
+            f"The family {name!r} can be planned but not run yet.",
+            "Choose a model of a family that runs; `mlxcel plugins` lists what is installed.",
+        )
+    checkpoint = family.open(path)
+
+    def planned(weights: str) -> tuple[DtypeChoice, WeightsChoice, Plan]:
+        mode = choose_weights(
+            checkpoint,
+            weights,
+            dtype=dtype,
+            device=machine.device,
+            fast_blas=machine.fast_blas,
+            plain_bytes=plain_bytes(checkpoint, family),
+            memory_bytes=machine.memory,
+        )
+        choice = choose_dtype(checkpoint, "float32" if mode.dequantize else dtype, machine.device)
+        plan = make_plan(
+            checkpoint,
+            family,
+            choice,
+            plugins,
+            dequantize=mode.dequantize,
+            size=size,
+            layers=layers,
+            by=by,
+            workload=workload,
+            limits=limits,
+        )
+        return choice, mode, plan
+
+    try:
+        found = planned(weights)
+    except MemoryBudgetError:
+        if weights != "auto":
+            raise
+        found = planned("quantized")
+    return Model(
+        checkpoint, name, *found, load_tokenizer(checkpoint.path, checkpoint.config), plugins
+    )

@@ -1,0 +1,172 @@
+"""Frames that nobody on the way can read or change: AES-256-GCM in chunks.
+
+All numbers are little-endian::
+
+    u64  length   of the frame's plaintext
+    then for every chunk of it, at most 256 KiB, at least one chunk even if it is empty:
+    ...  the chunk, encrypted
+    16   its tag
+
+The nonce of a chunk is the number of chunks sealed before it with the same key, which does not
+travel; the length stands in the clear and is authenticated with every chunk. So a chunk that is
+changed, repeated, left out or moved does not open, and a reader needs no more memory than one
+chunk until the first one has proved that the length is genuine.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from mlxcel.errors import WireError
+from mlxcel.wire.frame import MAX_FRAME
+from mlxcel.wire.tensor import Buffer, flat
+
+HEADER = 8
+TAG = 16
+CHUNK = 256 << 10
+"""The plaintext bytes of every chunk of a frame but its last."""
+
+MAX_CHUNKS = 1 << 63
+"""How many chunks one key may seal; a nonce is never used twice."""
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Sealer:
+    """Seals the frames of one direction of one connection.
+
+    Args:
+        key: 32 bytes, used for this direction of this connection only.
+
+    Attributes:
+        sequence: Chunks sealed so far.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._out = memoryview(bytearray(HEADER + CHUNK + TAG))
+        self.sequence = 0
+
+    def seal(self, pieces: Sequence[Buffer]) -> Iterator[memoryview]:
+        """The bytes of one frame, chunk by chunk; each is valid until the next is asked for.
+
+        Large pieces are encrypted where they are; only what shares a chunk is joined. The
+        iterator must be exhausted, or the reader cannot open what follows.
+
+        Raises:
+            WireError: The key has sealed all that it may.
+        """
+        views = [flat(piece) for piece in pieces]
+        header = _LENGTH.pack(sum(map(len, views)))
+        self._out[:HEADER] = header
+        begin = 0  # the header goes before the first chunk
+        for plain in split(views):
+            end = HEADER + len(plain) + TAG
+            nonce = _nonce(self.sequence)
+            self.sequence += 1
+            self._cipher.encrypt_into(nonce, plain, header, self._out[HEADER:end])
+            yield self._out[begin:end]
+            begin = HEADER
+
+    def frame(self, pieces: Sequence[Buffer]) -> bytes:
+        """One whole frame as bytes, for short messages."""
+        return b"".join(bytes(part) for part in self.seal(pieces))
+
+
+class Opener:
+    """Opens the frames of one direction of one connection; see :class:`Sealer`."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self.sequence = 0
+
+    def open_into(self, header: Buffer, sealed: Buffer, into: memoryview) -> None:
+        """Decrypt the next chunk, tag included, into ``into``, which it must fill.
+
+        Args:
+            header: The eight bytes at the frame's beginning.
+
+        Raises:
+            WireError: It is not what the other end has sealed as its next chunk. Nothing that
+                follows can be opened; the connection must close.
+        """
+        try:
+            self._cipher.decrypt_into(_nonce(self.sequence), sealed, header, into)
+        except InvalidTag:
+            raise WireError(
+                "a sealed chunk does not open: it was forged, damaged, repeated or out of order"
+            ) from None
+        self.sequence += 1
+
+    def frame(self, header: Buffer, sealed: Buffer) -> memoryview:
+        """The plaintext of a whole frame whose chunks are all here.
+
+        Raises:
+            WireError: It does not open, or is not of the length that its header says.
+        """
+        length = frame_length(header)
+        view = flat(sealed)
+        if len(view) != sealed_size(length):
+            raise WireError(f"a sealed frame of {len(view)} bytes for a text of {length}")
+        plain = memoryview(bytearray(length))
+        start = 0
+        for offset in range(0, max(length, 1), CHUNK):
+            part = plain[offset : offset + CHUNK]
+            stop = start + len(part) + TAG
+            self.open_into(header, view[start:stop], part)
+            start = stop
+        return plain
+
+
+def frame_length(header: Buffer, max_frame: int = MAX_FRAME) -> int:
+    """The plaintext length that the eight bytes ``header`` state.
+
+    Raises:
+        WireError: It is more than ``max_frame``.
+    """
+    (length,) = _LENGTH.unpack(header)
+    if length > max_frame:
+        raise WireError(f"a frame of {length} bytes; {max_frame} are allowed")
+    return int(length)
+
+
+def sealed_size(length: int) -> int:
+    """How many bytes follow the header of a frame whose plaintext has ``length`` bytes."""
+    return length + TAG * max(1, -(-length // CHUNK))
+
+
+def split(views: Sequence[memoryview]) -> Iterator[Buffer]:
+    """The bytes of ``views``, one after the other, in chunks of :data:`CHUNK`.
+
+    A chunk that lies within one view is a view of it; others are joined. Without any bytes
+    there is one empty chunk.
+    """
+    pending: list[memoryview] = []
+    size = 0
+    empty = True
+    for view in views:
+        while len(view):
+            empty = False
+            part = view[: CHUNK - size]
+            view = view[len(part) :]
+            pending.append(part)
+            size += len(part)
+            if size == CHUNK:
+                yield _joined(pending)
+                pending, size = [], 0
+    if pending or empty:
+        yield _joined(pending)
+
+
+def _joined(parts: list[memoryview]) -> Buffer:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _nonce(sequence: int) -> bytes:
+    if sequence >= MAX_CHUNKS:
+        raise WireError("this connection has sealed all that its key may; connect again")
+    return sequence.to_bytes(12, "little")

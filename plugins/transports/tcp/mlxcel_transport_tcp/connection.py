@@ -1,0 +1,83 @@
+"""A connection whose frames nobody on the way can read or change."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from mlxcel.errors import MlxcelError
+from mlxcel.transport import ByteStream, Keys, TransportOptions
+from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, frame_length
+from mlxcel.wire.tensor import Buffer
+
+
+class SealedConnection:
+    """See :class:`mlxcel.transport.Connection`.
+
+    A frame of one chunk is one system call at each end. A larger one is encrypted and sent,
+    received and decrypted chunk by chunk, so that both ends and the network work at once.
+    """
+
+    def __init__(
+        self, sock: socket.socket, keys: Keys, peer: str, options: TransportOptions
+    ) -> None:
+        self.peer = peer
+        self._max_frame = options.max_frame
+        self._sealer = Sealer(keys.send)
+        self._opener = Opener(keys.receive)
+        self._stream = ByteStream(sock, peer, options, HEADER + CHUNK + TAG)
+
+    @property
+    def sent(self) -> int:
+        """Bytes sent, headers and tags included."""
+        return self._stream.sent
+
+    @property
+    def received(self) -> int:
+        """Bytes received, headers and tags included."""
+        return self._stream.received
+
+    def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
+        """See :meth:`mlxcel.transport.Connection.send`."""
+        try:
+            self._stream.send(self._sealer.seal(pieces), timeout)
+        except MlxcelError:
+            self.close()  # the frame is cut off
+            raise
+
+    def receive(self, timeout: float | None) -> memoryview | None:
+        """See :meth:`mlxcel.transport.Connection.receive`."""
+        begun = False
+        try:
+            head = self._stream.need(HEADER, timeout, begins=True)
+            if not head:
+                return None
+            begun = True
+            return self._frame(bytes(head))
+        except MlxcelError:
+            if begun:
+                self.close()
+            raise
+
+    def _frame(self, header: bytes) -> memoryview:
+        """The frame that begins with ``header``, which is still in the stream."""
+        length = frame_length(header, self._max_frame)
+        size = min(length, CHUNK)
+        sealed = self._stream.need(HEADER + size + TAG)[HEADER:]
+        first = memoryview(bytearray(size))
+        self._opener.open_into(header, sealed, first)
+        self._stream.skip(HEADER + size + TAG)
+        if size == length:
+            return first
+        # Only now is it sure that the length is the peer's and nobody else's.
+        frame = memoryview(bytearray(length))
+        frame[:size] = first
+        for start in range(CHUNK, length, CHUNK):
+            part = frame[start : start + CHUNK]
+            self._opener.open_into(header, self._stream.need(len(part) + TAG), part)
+            self._stream.skip(len(part) + TAG)
+        return frame
+
+    def close(self) -> None:
+        """See :meth:`mlxcel.transport.Connection.close`."""
+        self._stream.close()
