@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from mlxcel.checkpoint.config import read_config
 from mlxcel.family import Family
@@ -167,3 +170,29 @@ def demo_model() -> Path:
     if done.returncode:
         raise RuntimeError(f"the demo model cannot be made:\n{done.stderr}")
     return folder
+
+
+WebHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[WebHandler], str]]:
+    """Serves a handler for every path, from a thread with a loop of its own; returns the URL."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    servers: list[web.ServerRunner] = []
+
+    async def start(handler: WebHandler) -> str:
+        runner = web.ServerRunner(web.Server(handler, access_log=None), shutdown_timeout=1.0)
+        servers.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield lambda handler: asyncio.run_coroutine_threadsafe(start(handler), loop).result(60)
+    for runner in servers:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

@@ -33,7 +33,7 @@ LEVELS = (
     ("mlxcel.stage", "mlxcel.tensor"),
     ("mlxcel.engine",),
     ("mlxcel.cluster",),
-    ("mlxcel.server",),
+    ("mlxcel.client", "mlxcel.server"),
     ("mlxcel.bench",),
     ("mlxcel.cli", "mlxcel.__main__"),
     ("mlxcel.testing",),

@@ -7,19 +7,28 @@ builds and runs models does so.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import attrs
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm import utils
+from mlx_lm import tokenizer_utils, tool_parsers, utils
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 from mlx_lm.models.cache import make_prompt_cache
 
+from mlxcel.checkpoint.json_file import read_json_object
+
 __all__ = [
+    "ToolParser",
     "create_attention_mask",
     "create_ssm_mask",
     "empty_model",
+    "find_tool_parser",
     "infer_quantization",
     "make_prompt_cache",
     "unpack_awq",
@@ -71,3 +80,48 @@ def unpack_awq(weights: dict[str, mx.array], settings: Mapping[str, Any]) -> dic
     """AutoAWQ and GPTQ tensors repacked as MLX packs them."""
     repacked, _ = utils._transform_awq_weights(weights, dict(settings))
     return repacked
+
+
+@attrs.frozen
+class ToolParser:
+    """mlx-lm's reader of the tool calls of one format.
+
+    Attributes:
+        name: The format's name in mlx-lm.
+        start, end: What stands before and after a call; no ``end``: it goes on to the text's.
+        parse: From what stands between, and the tools, to a call ``{"name", "arguments"}`` or
+            a list of such; whatever it raises says that there is none.
+    """
+
+    name: str
+    start: str
+    end: str
+    parse: Callable[[str, Any], Any]
+
+
+def find_tool_parser(path: Path, template: str, vocab: Mapping[str, int]) -> ToolParser | None:
+    """The reader that mlx-lm itself would take for the checkpoint in ``path``.
+
+    tokenizer_config.json may name it, then the model's class; else the chat template and the
+    vocabulary tell.
+
+    Returns:
+        None if nothing tells, or what is named does not exist.
+
+    Raises:
+        CheckpointError: tokenizer_config.json cannot be read.
+    """
+    settings = path / "tokenizer_config.json"
+    named = read_json_object(settings).get("tool_parser_type") if settings.exists() else None
+    if named is None:
+        named = (utils._tokenizer_defaults(path) or {}).get("tool_parser_type")
+    if named is None:
+        named = tokenizer_utils._infer_tool_parser(
+            SimpleNamespace(chat_template=template, get_vocab=lambda: vocab)
+        )
+    if named not in {module.name for module in pkgutil.iter_modules(tool_parsers.__path__)}:
+        return None
+    module = importlib.import_module(f"{tool_parsers.__name__}.{named}")
+    return ToolParser(
+        str(named), module.tool_call_start, module.tool_call_end, module.parse_tool_call
+    )

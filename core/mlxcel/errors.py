@@ -50,6 +50,28 @@ class CheckpointError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class CheckpointMismatch(MlxcelError):
+    """None of a peer's checkpoints is the coordinator's.
+
+    ``folder`` holds the closest one, ``differences`` say what is not the same there, and
+    ``others`` is the number of further checkpoints.
+    """
+
+    folder: Path
+    differences: tuple[str, ...]
+    others: int
+
+    def __str__(self) -> str:
+        shown = "; ".join(self.differences[:3])
+        more = f"; and {len(self.differences) - 3} more" if len(self.differences) > 3 else ""
+        closest = f" (the closest of {self.others + 1} checkpoints)" if self.others else ""
+        return (
+            f"{self.folder}{closest} is not the coordinator's checkpoint: {shown}{more}. "
+            f"Copy the coordinator's folder to this peer, or name the right one with -m."
+        )
+
+
+@attrs.define(eq=False)
 class ChatTemplateError(MlxcelError):
     """A chat template that cannot be compiled or rendered; ``path`` is the file it came from."""
 
@@ -164,12 +186,11 @@ class GrammarError(UsageError):
 class GrammarFailed(MlxcelError):
     """A text that cannot go on within its grammar; the other texts of its batch can."""
 
-    stage: int
     cause: str
 
     def __str__(self) -> str:
         return (
-            f"stage {self.stage} cannot keep the text to its grammar: {self.cause}. "
+            f"the text cannot go on within its grammar: {self.cause}. "
             f"Use a simpler schema, or none."
         )
 
@@ -402,6 +423,20 @@ class VersionMismatch(DialError):
 
 
 @attrs.define(eq=False)
+class ListenError(MlxcelError):
+    """An address that this node cannot listen on for the other nodes."""
+
+    address: str
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"this node cannot listen on {self.address}: {self.cause}. Choose another address "
+            f"with --cluster-control-addr, or stop what uses it."
+        )
+
+
+@attrs.define(eq=False)
 class FileError(MlxcelError):
     """A file that cannot be written; ``path`` says which."""
 
@@ -487,6 +522,56 @@ class PeerLost(MlxcelError):
             f"{self.node} @ {self.address} is lost: {self.what}. What was running is lost with "
             f"it; see to that node, then start the coordinator again."
         )
+
+
+@attrs.define(eq=False)
+class PortTaken(MlxcelError):
+    """A port that the cluster needs and that something else has; ``where`` is which."""
+
+    where: str
+    cause: str
+    way_out: str
+
+    def __str__(self) -> str:
+        return f"{self.where} cannot be used: {self.cause}. {self.way_out}"
+
+
+@attrs.define(eq=False)
+class DiscoveryError(MlxcelError):
+    """Too few peers announced themselves.
+
+    ``found`` are the addresses of those that did; ``hints`` what else was heard.
+    """
+
+    wanted: int
+    found: tuple[str, ...]
+    seconds: float
+    port: int
+    hints: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        heard = f" ({', '.join(self.found)})" if self.found else ""
+        hints = f"{'; '.join(self.hints)}. " if self.hints else ""
+        return (
+            f"{len(self.found)} of {self.wanted} peers{heard} announced themselves on UDP port "
+            f"{self.port} within {self.seconds:g} s. {hints}Start the others with --pp-peer "
+            f"--cluster-discovery mdns, this --cluster-name and this secret. Beacons stay within "
+            f"their subnet, and firewalls must let this UDP port in: elsewhere give the peers "
+            f"--cluster-discovery-target with this machine's address, or list them with "
+            f"--cluster-peers."
+        )
+
+
+@attrs.define(eq=False)
+class ClusterVersionError(MlxcelError):
+    """Nodes that run another version; ``nodes`` are their addresses and versions."""
+
+    nodes: tuple[tuple[str, str], ...]
+    ours: str
+
+    def __str__(self) -> str:
+        theirs = "; ".join(f"{address} runs {version}" for address, version in self.nodes)
+        return f"{theirs}; here it is {self.ours}. All nodes must be upgraded together."
 
 
 @attrs.define(eq=False)

@@ -48,7 +48,6 @@ def test_every_case_has_a_name_of_its_own(tiny: Tiny) -> None:
         (["pipeline", "--pairs", "0"], "--pairs 0"),
         (["pipeline", "--tokens", "3"], "--tokens 3"),
         (["pipeline", "--only", "nothing"], "--only"),
-        (["server", "--clients", "0"], "--clients 0"),
         (["engine", "--repeats", "0"], "--repeats 0"),
     ],
 )
@@ -62,10 +61,35 @@ def test_values_that_measure_nothing(
 
 
 @pytest.mark.slow
-def test_bench_server(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both servers answer the same requests in both regimes."""
-    command = ["bench", "server", "-m", str(tiny("llama")), "--pairs", "1", "--clients", "2"]
-    assert run([*command, "--tokens", "4", "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == 2
-    assert all(row["ratio"]["median"] > 0 and row["our_p95"] > 0 for row in rows)
+def test_bench_serve_against_mlx_lm(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both servers are started, answer the same requests with exact lengths, and are compared."""
+    command = ["bench", "serve", "-m", str(tiny("llama")), "--against", "mlx-lm", "--pairs", "1"]
+    load = ["--requests", "3", "--clients", "2", "--output-length", "4-6", "--json"]
+    assert run([*command, *load, "--", "--pp-size", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    [[theirs, own]] = found["pairs"]
+    for side in (theirs, own):
+        assert (side["good"], side["errors"], side["short"], side["estimated"]) == (3, {}, 0, 0)
+        assert (side["prompt_tokens"], side["cached_tokens"]) == (3 * 64, 0)
+    assert theirs["output_tokens"] == own["output_tokens"]
+    assert {row["name"] for row in found["rows"]} >= {"output", "time to first token, p95"}
+    assert all(row["ratio"]["median"] > 0 for row in found["rows"])
+
+
+def test_bench_serve_starts_a_server(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a URL the model is served with the given flags, and a table is printed."""
+    command = ["bench", "serve", "-m", str(tiny("llama")), "--requests", "3", "--seed", "1"]
+    assert run([*command, "--", "--pp-workers", "thread", "--alias", "some-name"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("some-name at http://127.0.0.1:")
+    assert "| 3 | 0 |" in out
+    assert "| 192 | 0 | 48 |" in out
+
+
+def test_bench_serve_with_a_server_that_cannot_start(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last words are told, exit 1."""
+    command = ["bench", "serve", "-m", str(tiny("llama")), "--", "--pp-size", "99"]
+    assert run(command) == 1
+    assert "99 stages are more than the 6 layers" in capsys.readouterr().err

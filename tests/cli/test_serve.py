@@ -19,7 +19,7 @@ import pytest
 
 from mlxcel.cli.main import build_parser, run
 from mlxcel.cli.serve import _options, _settings
-from mlxcel.engine.scheduler import Limits
+from mlxcel.engine.limits import Limits
 
 BIN = Path(sys.executable).parent
 SECONDS = 60.0

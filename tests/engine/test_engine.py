@@ -14,8 +14,8 @@ import pytest
 from mlxcel.engine.engine import Engine, Settings
 from mlxcel.engine.generation import Generation
 from mlxcel.engine.kv_manager import StageKVManager
+from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.local import open_model, running
-from mlxcel.engine.scheduler import Limits, credits_for
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.errors import DeadlineError, MlxcelError, NeverFits, QueueFull, StageError, Unavailable

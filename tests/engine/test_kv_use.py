@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from mlxcel.engine.kv_manager import StageKVManager
+from mlxcel.engine.limits import Limits
 from mlxcel.engine.local import open_model
-from mlxcel.engine.scheduler import Limits, Scheduler
+from mlxcel.engine.scheduler import Scheduler
 from mlxcel.engine.sequence import Sequence
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings

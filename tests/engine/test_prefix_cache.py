@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from mlxcel.engine.engine import Engine, Settings
 from mlxcel.engine.generation import Generation
 from mlxcel.engine.kv_manager import StageKVManager
+from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.local import open_model, running
 from mlxcel.engine.prefix_cache import LEAST_TOKENS, Entry, PrefixCache, common_prefix
-from mlxcel.engine.scheduler import Limits, Scheduler, credits_for
+from mlxcel.engine.scheduler import Scheduler
 from mlxcel.engine.sequence import Output, Sequence
 from mlxcel.engine.slot import Request, Start
 from mlxcel.engine.stop_strings import StopStrings
@@ -251,7 +252,7 @@ def test_a_cancelled_copy_lets_go() -> None:
     busy.add(0, A)
     busy.run()
     busy.add(1, (*A, 1, 2))
-    busy.scheduler._admit()
+    busy.scheduler._jobs += busy.scheduler._admission.admit()
     assert busy.cache.evict() is None
     busy.scheduler.cancel(1)
     busy.run()

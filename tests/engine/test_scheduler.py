@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
-from mlxcel.engine.scheduler import Limits, Scheduler, credits_for
+from mlxcel.engine.limits import Limits, credits_for
+from mlxcel.engine.scheduler import Scheduler
 from mlxcel.engine.sequence import Output, Sequence, State
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings

@@ -296,7 +296,7 @@ def test_what_no_profile_fits(tmp_path: Path, plugins: Plugins, model_type: str,
 
 
 @pytest.mark.parametrize(
-    ("model_type", "name"), [("qwen3", "qwen3"), ("qwen3_5_moe", "qwen3_5_moe_vlm")]
+    ("model_type", "name"), [("phimoe", "generic:phimoe"), ("exaone_moe", "generic:exaone_moe")]
 )
 def test_generate_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str, name: str

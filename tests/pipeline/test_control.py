@@ -12,9 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel.errors import CheckpointError, WireError, WorkerFailed
-from mlxcel.pipeline.control import Control, Job, receive_control, send_control
+from mlxcel.pipeline.control import (
+    Alive,
+    Control,
+    DataSocket,
+    Job,
+    receive_control,
+    receive_socket,
+    send_control,
+    send_socket,
+)
 from mlxcel.pipeline.report import Beat, Ended, Failed, Hello, Loaded, Loading, Software
 from mlxcel.stage.contract import StageSpec
+from mlxcel.transport.contract import Keys, TransportOptions
 from mlxcel.wire.frame import send_frame
 
 Pair = tuple[socket.socket, socket.socket]
@@ -30,8 +40,19 @@ def pair() -> Iterator[Pair]:
 @pytest.mark.parametrize(
     "message",
     [
-        Job(StageSpec(Path("folder"), "llama", 1, 3, 4, 8, "float32"), 6, 2.5, ("a", "b")),
-        Hello(1, 4711, Software({"mlx": "1.2", "BLAS": "wheel"})),
+        Job(StageSpec(Path("folder"), "llama", 1, 3, 4, 8, "float32"), 6, 2.5),
+        DataSocket("receive", "engine to stage 0", "engine"),
+        DataSocket(
+            "send",
+            "1-2",
+            "10.0.0.2:19001",
+            "wire",
+            Keys(bytes(32), bytes(range(32))),
+            "tp_collective",
+            TransportOptions(1e-4, 1 << 20),
+        ),
+        Alive(),
+        Hello(4711, Software({"mlx": "1.2", "BLAS": "wheel"}), "gpu", True, 1 << 34),
         Loading(0, 10, 20),
         Loaded(0, 20, 1.5),
         Ended(2, 0.25, None, None),
@@ -43,6 +64,33 @@ def test_messages_survive_the_way(pair: Pair, message: Control) -> None:
     """Every message arrives equal to what was sent."""
     send_control(pair[0], message)
     assert receive_control(pair[1]) == message
+
+
+def test_a_socket_travels_behind_its_description(pair: Pair) -> None:
+    """Sockets and messages keep their order, and what arrives is the same connection."""
+    first, second = DataSocket("receive", "a", "x"), DataSocket("send", "b", "y")
+    others = [socket.socketpair() for _ in range(2)]
+    send_socket(pair[0], first, others[0][0])
+    send_control(pair[0], Alive())
+    send_socket(pair[0], second, others[1][0])
+    assert receive_control(pair[1]) == first
+    with others[0][1] as far, receive_socket(pair[1]) as near:
+        near.sendall(b"one")
+        assert far.recv(10) == b"one"
+    assert receive_control(pair[1]) == Alive()
+    assert receive_control(pair[1]) == second
+    with others[1][1] as far, receive_socket(pair[1]) as near:
+        near.sendall(b"two")
+        assert far.recv(10) == b"two"
+    for here, _ in others:
+        here.close()
+
+
+def test_a_socket_that_does_not_come_is_a_wire_error(pair: Pair) -> None:
+    """A description without its socket is refused."""
+    pair[0].sendall(b"\0")
+    with pytest.raises(WireError, match="no socket follows"):
+        receive_socket(pair[1])
 
 
 def test_errors_travel_as_words(pair: Pair) -> None:
@@ -85,7 +133,10 @@ _JSON = st.recursive(
 )
 
 
-@given(_JSON | st.fixed_dictionaries({"message": st.sampled_from(["Failed", "Job", "Hello"])}))
+@given(
+    _JSON
+    | st.fixed_dictionaries({"message": st.sampled_from(["Failed", "Job", "Hello", "DataSocket"])})
+)
 def test_junk_is_a_wire_error(value: object) -> None:
     """JSON that is no control message is refused as such, whatever it looks like."""
     a, b = socket.socketpair()

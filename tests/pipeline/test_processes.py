@@ -13,7 +13,7 @@ from mlxcel.engine.generation import Generation
 from mlxcel.engine.local import Workers, open_model, running
 from mlxcel.engine.model import Model
 from mlxcel.engine.slot import Request, credits_for
-from mlxcel.errors import WorkerDied, WorkerFailed, WorkerMismatch
+from mlxcel.errors import WorkerDied, WorkerFailed, WorkerMismatch, WorkerSilent
 from mlxcel.pipeline.processes import ProcessPipeline
 from mlxcel.pipeline.report import Hello, Software
 from mlxcel.plugins import Plugins
@@ -85,6 +85,27 @@ def test_a_killed_worker_is_named(tiny: Tiny) -> None:
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("phase", ["loading", "ready"])
+def test_a_stopped_worker_is_named(tiny: Tiny, phase: str) -> None:
+    """A worker that stands still (SIGSTOP) is named with stage and process after the grace."""
+    specs = open_model(tiny("llama"), Plugins.discover(), size=2).specs
+    pipeline = ProcessPipeline(specs, credits=4, timeout=120, grace=1.5)
+
+    def stop_one(*_: int) -> None:
+        os.kill(pipeline._workers[1].process.pid, signal.SIGSTOP)
+
+    def run() -> None:
+        pipeline.start(*[stop_one] if phase == "loading" else [])
+        stop_one()
+        pipeline.receive()
+
+    with pytest.raises(WorkerSilent, match=r"stage 1 \(process \d+\) has given no sign of life"):
+        run()
+    pids = [worker.process.pid for worker in pipeline._workers]
+    pipeline.stop(drain=False)
+    assert all(gone(pid) for pid in pids)
+
+
 def test_a_stopped_worker_does_not_outlive_the_pipeline(tiny: Tiny) -> None:
     """Even a worker that hangs (SIGSTOP) is gone after the pipeline has given up."""
     pipeline = loaded(open_model(tiny("llama"), Plugins.discover(), size=2))
@@ -114,10 +135,10 @@ def test_workers_with_different_software_are_refused(tiny: Tiny) -> None:
     pipeline = ProcessPipeline(
         open_model(tiny("llama"), Plugins.discover(), size=2).specs, credits=4, timeout=10
     )
-    pipeline._greet(Hello(0, 1, Software({"mlx": "1", "BLAS": "wheel"})))
-    pipeline._greet(Hello(1, 2, Software({"mlx": "1", "BLAS": "wheel"})))
+    pipeline._greet(0, Hello(1, Software({"mlx": "1", "BLAS": "wheel"})))
+    pipeline._greet(1, Hello(2, Software({"mlx": "1", "BLAS": "wheel"})))
     with pytest.raises(WorkerMismatch, match="stage 2 runs with BLAS openblas, the others with wh"):
-        pipeline._greet(Hello(2, 3, Software({"mlx": "1", "BLAS": "openblas"})))
+        pipeline._greet(2, Hello(3, Software({"mlx": "1", "BLAS": "openblas"})))
 
 
 def test_plugins_left_out_are_left_out_in_the_workers(tiny: Tiny) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from mlxcel.errors import ChannelClosed, DeadlineError
 from mlxcel.pipeline.operations import Release
-from mlxcel.pipeline.socket_link import SocketInbox, SocketOutbox
+from mlxcel.pipeline.socket_link import MOST_HOPS, ConnectionInbox, ConnectionOutbox
 from mlxcel.pipeline.step import Step, Stop, Tokens
+from mlxcel.transport.plain import PlainConnection
 from mlxcel.wire.frame import send_frame
 from mlxcel.wire.message import encode
 from mlxcel.wire.tensor import WireTensor
@@ -26,13 +27,22 @@ def pair() -> Iterator[Pair]:
         yield a, b
 
 
-def outbox(sock: socket.socket, timeout: float = WAIT) -> SocketOutbox:
-    return SocketOutbox(sock, "a to b", timeout, lambda value: WireTensor("uint8", (3,), value))
+def outbox(sock: socket.socket, timeout: float = WAIT) -> ConnectionOutbox:
+    return ConnectionOutbox(
+        PlainConnection(sock, "b"),
+        "a to b",
+        timeout,
+        lambda value: WireTensor("uint8", (len(value),), value),
+    )
+
+
+def inbox(sock: socket.socket, capacity: int = 4) -> ConnectionInbox:
+    return ConnectionInbox(PlainConnection(sock, "a"), "a to b", capacity)
 
 
 def test_messages_pass_in_order(pair: Pair) -> None:
     """What one end sends the other receives, tensors made into bytes by the sender."""
-    sending, receiving = outbox(pair[0]), SocketInbox(pair[1], "a to b", 4)
+    sending, receiving = outbox(pair[0]), inbox(pair[1])
     sending.send(Step(1, 0, (Release(7),), {"h": b"abc"}))
     sending.send(Tokens(1, 0, (5,)))
     sending.send(Stop())
@@ -46,7 +56,7 @@ def test_messages_pass_in_order(pair: Pair) -> None:
 
 def test_what_was_sent_before_the_end_still_arrives(pair: Pair) -> None:
     """A sender that closes loses nothing; after that the link is closed with a reason."""
-    sending, receiving = outbox(pair[0]), SocketInbox(pair[1], "a to b", 4)
+    sending, receiving = outbox(pair[0]), inbox(pair[1])
     sending.send(Tokens(3, 0))
     sending.close()
     assert receiving.receive(WAIT) == Tokens(3, 0)
@@ -63,17 +73,15 @@ def test_sending_to_nobody_says_so(pair: Pair) -> None:
 
 def test_a_receiver_that_takes_nothing_is_named_in_time(pair: Pair) -> None:
     """A send has a deadline, and its error names the link and the flag."""
-    sending = SocketOutbox(
-        pair[0], "a to b", 0.05, lambda value: WireTensor("uint8", (len(value),), value)
-    )
+    sending = outbox(pair[0], 0.05)
     with pytest.raises(DeadlineError, match=r"a to b did not answer.*--pp-timeout"):
         sending.send(Step(0, 0, (), {"h": bytes(32 << 20)}))
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk", b"MLXP\x01\x09\x00\x00\x00\x00"])
+@pytest.mark.parametrize("junk", [b"", b"junk", b"MLXP\x02\x09" + bytes(12)])
 def test_junk_closes_the_link(pair: Pair, junk: bytes) -> None:
     """A frame that is no message closes the link, and the reason says what was wrong."""
-    receiving = SocketInbox(pair[1], "a to b", 4)
+    receiving = inbox(pair[1])
     send_frame(pair[0], [junk])
     with pytest.raises(ChannelClosed, match="malformed wire data"):
         receiving.receive(WAIT)
@@ -81,7 +89,7 @@ def test_junk_closes_the_link(pair: Pair, junk: bytes) -> None:
 
 def test_more_messages_than_credits_close_the_link(pair: Pair) -> None:
     """A sender that keeps no credits cannot make the receiver's queue grow."""
-    receiving = SocketInbox(pair[1], "a to b", 2)
+    receiving = inbox(pair[1], 2)
     for seq in range(3):
         send_frame(pair[0], [encode(Tokens(seq, 0))])
     pair[0].settimeout(WAIT)
@@ -89,3 +97,32 @@ def test_more_messages_than_credits_close_the_link(pair: Pair) -> None:
     assert [receiving.receive(WAIT) for _ in range(2)] == [Tokens(0, 0), Tokens(1, 0)]
     with pytest.raises(ChannelClosed, match="already holds its 2 messages"):
         receiving.receive(WAIT)
+
+
+def test_hop_times_are_taken_once(pair: Pair) -> None:
+    """An inbox keeps what the latest messages took, in microseconds, until somebody takes it."""
+    sending, receiving = outbox(pair[0]), inbox(pair[1], 2 * MOST_HOPS)
+    for seq in range(MOST_HOPS + 3):
+        sending.send(Tokens(seq, 0))
+    for _ in range(MOST_HOPS + 3):
+        receiving.receive(WAIT)
+    hops = receiving.take_hops()
+    assert len(hops) == MOST_HOPS
+    assert all(0 < hop < WAIT * 1e6 for hop in hops)
+    assert receiving.take_hops() == ()
+
+
+def test_a_message_without_a_send_time_gives_no_hop(pair: Pair) -> None:
+    """Who does not measure does not spoil the figures."""
+    receiving = inbox(pair[1])
+    send_frame(pair[0], [encode(Stop())])
+    receiving.receive(WAIT)
+    assert receiving.take_hops() == ()
+
+
+def test_both_ends_count_the_bytes_on_the_wire(pair: Pair) -> None:
+    """What one end has sent the other has received, lengths of frames included."""
+    sending, receiving = outbox(pair[0]), inbox(pair[1])
+    sending.send(Stop())
+    receiving.receive(WAIT)
+    assert sending.sent == receiving.received == 8 + len(encode(Stop()))

@@ -19,7 +19,7 @@ from aiohttp import web
 from mlxcel.checkpoint.config import read_config
 from mlxcel.engine.engine import Deliver, Engine, Settings
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
-from mlxcel.engine.scheduler import credits_for
+from mlxcel.engine.limits import credits_for
 from mlxcel.engine.service import Phase, StageState
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer

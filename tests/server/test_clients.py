@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mlxcel.engine.engine import Settings
+from mlxcel.engine.limits import Limits
 from mlxcel.engine.local import open_model, running
-from mlxcel.engine.scheduler import Limits
 from mlxcel.engine.service import Service
 from mlxcel.plugins import Plugins
 from mlxcel.server import Options, create_app

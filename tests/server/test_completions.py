@@ -15,7 +15,7 @@ import pytest
 from mlxcel.engine.chat_template import ChatTemplate
 from mlxcel.engine.engine import Settings
 from mlxcel.engine.kv_manager import StageKVManager
-from mlxcel.engine.scheduler import Limits
+from mlxcel.engine.limits import Limits
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.family.caches import KVCacheKind
 

@@ -23,7 +23,14 @@ Tiny = Callable[..., Path]
 WITH_TRAILER = ("deepseek_v3_mtp", "deepseek_v3_mtp_counted")
 """mlx-lm would refuse the trailer's tensors: it knows them only as layer 61."""
 
-every_name = pytest.mark.parametrize("name", checkpoints.names())
+PACKED = "gpt_oss"
+"""Its hub checkpoint has experts in four bits."""
+
+UNREAD = "gpt_oss_plain"
+"""mlx-lm cannot read the hub's naming of plain experts; tests/families shows that we do."""
+
+NAMES = tuple(name for name in checkpoints.names() if name != UNREAD)
+every_name = pytest.mark.parametrize("name", NAMES)
 
 
 def load(name: str, folder: Path) -> Any:
@@ -69,7 +76,14 @@ def test_loading_gives_the_drawn_parameters(tiny: Tiny, name: str, dtype: str) -
     """mlx-lm reads from the files exactly the parameters that were drawn."""
     folder = tiny(name, dtype=dtype)
     drawn = checkpoints.draw_model(name, dtype=dtype)
-    assert_equal(parameters(load(name, folder)), parameters(drawn))
+    found, expected = parameters(load(name, folder)), parameters(drawn)
+    if name == PACKED:
+        assert any(path.endswith(".experts.up_proj.scales") for path in found)
+        found, expected = (
+            {path: value for path, value in each.items() if ".experts." not in path}
+            for each in (found, expected)
+        )
+    assert_equal(found, expected)
 
 
 @every_name

@@ -13,7 +13,7 @@ import attrs
 from mlxcel.bench.pairs import Spread
 from mlxcel.checkpoint.config import read_config
 from mlxcel.engine.engine import Engine, Settings
-from mlxcel.engine.scheduler import Limits, credits_for
+from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer

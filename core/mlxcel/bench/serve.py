@@ -75,16 +75,18 @@ class Comparison:
     pairs: tuple[tuple[Summary, Summary], ...]
 
 
-def measure(
-    server: Server, settings: Settings, on_answer: OnAnswer = lambda: None
-) -> tuple[Server, Summary]:
-    """One run, after one request that is not counted; and the server with its model's name.
+def prepare(server: Server, settings: Settings) -> Server:
+    """The server with its model's name, once it has answered a request like those to come.
 
     Raises:
-        MlxcelError: That one request fails, so that there is nothing to measure.
+        MlxcelError: It does not answer, so that there is nothing to measure.
     """
-    server = asyncio.run(_prepare(server, settings))
-    return server, asyncio.run(_run(server, settings, 1, on_answer))
+    return asyncio.run(_prepare(server, settings))
+
+
+def measure(server: Server, settings: Settings, on_answer: OnAnswer = lambda: None) -> Summary:
+    """One run on a prepared server."""
+    return asyncio.run(_run(server, settings, 1, on_answer))
 
 
 def compare(
@@ -96,15 +98,11 @@ def compare(
 ) -> Comparison:
     """Run both in turn, A B A B …, after one uncounted run of each; see :mod:`mlxcel.bench.pairs`.
 
-    Every pair has its own prompts, and both servers get the same.
-
-    Raises:
-        MlxcelError: A server cannot be asked at all.
+    Every pair has its own prompts, and both servers, which are prepared, get the same.
     """
-    servers = [asyncio.run(_prepare(server, settings)) for server in (reference, ours)]
     runs = []
     for number in range(pairs + 1):
-        theirs, own = (asyncio.run(_run(s, settings, number)) for s in servers)
+        theirs, own = (asyncio.run(_run(s, settings, number)) for s in (reference, ours))
         if number:
             runs.append((theirs, own))
             on_pair(theirs, own)
@@ -125,7 +123,6 @@ def rows(pairs: Sequence[tuple[Summary, Summary]]) -> tuple[Row, ...]:
 
 
 async def _prepare(server: Server, settings: Settings) -> Server:
-    """The server with its model's name, once it has answered a request like those to come."""
     load, start = settings.load, settings.start
     async with _connected(server, settings) as api:
         if server.model is None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from mlxcel.cli import bench_serve
 from mlxcel.errors import UsageError
 
 
@@ -28,39 +30,20 @@ def add_parser(subparsers: Any) -> None:
         "--only", action="append", default=[], metavar="TEXT", help="cases whose name has TEXT"
     )
     pipeline.add_argument("--json", action="store_true", help="one JSON object a line")
+    pipeline.set_defaults(run_kind=run_pipeline)
     engine = kinds.add_parser("engine", help="what scheduling costs a step")
     engine.add_argument("-m", "--model", type=Path, metavar="DIR", help="for its tokenizer")
     engine.add_argument("--repeats", type=int, default=5, help="runs of each figure (5)")
     engine.add_argument("--json", action="store_true", help="one JSON object a line")
-    server = kinds.add_parser("server", help="clients side by side, against mlx-lm's server")
-    server.add_argument("-m", "--model", required=True, type=Path, metavar="DIR")
-    server.add_argument("--clients", type=int, default=8, help="requests at once (8)")
-    server.add_argument("--tokens", type=int, default=16, help="tokens of an answer (16)")
-    server.add_argument("--pairs", type=int, default=5, help="interleaved pairs (5)")
-    server.add_argument("--json", action="store_true", help="one JSON object a line")
+    engine.set_defaults(run_kind=run_engine)
+    bench_serve.add_parser(kinds)
     bench.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the bench of the kind asked for."""
-    kinds = {"pipeline": run_pipeline, "engine": run_engine, "server": run_server}
-    return kinds[args.kind](args)
-
-
-def run_server(args: argparse.Namespace) -> int:
-    """Compare two servers under the same load."""
-    from mlxcel.bench import server
-
-    _at_least_one(args, "clients", "tokens", "pairs")
-    rows = []
-    for row in server.run(args.model, server.Settings(args.clients, args.tokens, args.pairs)):
-        rows.append(row)
-        print(f"{row.name}: {row.ratio.median:.2f}", file=sys.stderr)
-        if args.json:
-            print(json.dumps(attrs.asdict(row)), flush=True)
-    if not args.json:
-        print(server.markdown(rows))
-    return 0
+    command: Callable[[argparse.Namespace], int] = args.run_kind
+    return command(args)
 
 
 def _at_least_one(args: argparse.Namespace, *flags: str) -> None:

@@ -54,10 +54,17 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, workers: str = "thread") -> None:
+def add_model_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    workers: str = "thread",
+    model_action: str | type[argparse.Action] = "store",
+) -> None:
     """What says which model runs, and in which stages; ``workers`` run them by default."""
     model = parser.add_argument_group("model and stages")
-    model.add_argument("-m", "--model", required=True, type=Path, metavar="DIR")
+    model.add_argument(
+        "-m", "--model", required=True, type=Path, metavar="DIR", action=model_action
+    )
     add_type_flags(model)
     add_stage_flags(model)
     model.add_argument(

@@ -19,6 +19,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "generate": "mlxcel.cli.generate",
     "serve": "mlxcel.cli.serve",
     "plan": "mlxcel.cli.plan",
+    "cluster": "mlxcel.cli.cluster",
     "plugins": "mlxcel.cli.plugins",
     "import-gguf": "mlxcel.cli.import_gguf",
     "fetch-demo-model": "mlxcel.cli.fetch_demo_model",

@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxcel.cli.cluster_flags import add_cluster_flags, add_discovery_flags
+from mlxcel.cli.cluster_options import cluster_options
 from mlxcel.cli.generate import LONGEST_WAIT, add_model_flags, micro_batch
+from mlxcel.cli.given_flags import record_given
 from mlxcel.cli.model_flags import check_bounds
 from mlxcel.cli.plugins import discover
 from mlxcel.cli.size import parse_size
@@ -25,10 +28,27 @@ HIGHEST_PORT = 65535
 def add_parser(subparsers: Any) -> None:
     """The flags of ``mlxcel serve``."""
     parser = subparsers.add_parser("serve", help="serve a model to OpenAI clients over HTTP")
-    add_model_flags(parser, workers="process")
+    record_given(parser)
+    add_model_flags(parser, workers="process", model_action=_Models)
     add_http_flags(parser.add_argument_group("HTTP"))
     add_engine_flags(parser.add_argument_group("requests and memory"))
+    add_cluster_flags(parser.add_argument_group("cluster"))
+    add_discovery_flags(parser.add_argument_group("discovery of peers"))
     parser.set_defaults(run=run)
+
+
+class _Models(argparse.Action):
+    """``-m``: ``args.models`` are all that were given, ``args.model`` is the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.models = (*getattr(namespace, "models", ()), values)
+        namespace.model = namespace.models[0]
 
 
 def add_http_flags(group: argparse._ActionsContainer) -> None:
@@ -108,14 +128,34 @@ def run_server() -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal; returns 0, or raises what went wrong."""
+    """Serve, or be a part of a cluster, until a signal; returns 0, or raises what went wrong."""
+    _check(args)
+    options = cluster_options(args)
+    for notice in options.notices:
+        print(f"mlxcel: warning: {notice}", file=sys.stderr)
+    if options.dry_run:
+        from mlxcel.cli.dry_run import run_dry
+
+        return run_dry(args, options)
+    if options.is_peer:
+        from mlxcel.cli.peer import run_peer
+
+        return run_peer(args, options)
+    if options.is_coordinator:
+        from mlxcel.cli.coordinate import run_coordinator
+
+        return run_coordinator(args, options)
+    return run_local(args)
+
+
+def run_local(args: argparse.Namespace) -> int:
+    """Serve a model on this machine until a signal."""
     from mlxcel.engine.local import kv_budgets, open_model, running
     from mlxcel.engine.service import Service
     from mlxcel.server.app import create_app
     from mlxcel.server.run import bind, serve, url_of
     from mlxcel.stage.blas import choose_blas
 
-    _check(args)
     settings, options = _settings(args), _options(args)
     budget = parse_size(args.kv_cache_budget, "--kv-cache-budget") if args.kv_cache_budget else None
     with bind(args.host, args.port) as sock:  # before anything that takes long
@@ -191,7 +231,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> Settings:
     from mlxcel.engine.engine import Settings
-    from mlxcel.engine.scheduler import Limits
+    from mlxcel.engine.limits import Limits
 
     rows = micro_batch(args.pp_micro_batch_size)
     if rows is not None:

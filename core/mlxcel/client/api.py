@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import attrs
+from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxcel.client.events import read_events
 from mlxcel.errors import (
@@ -121,13 +123,13 @@ class Api:
             way_out = "Allow more time with --timeout, or find out why it hangs."
             raise DeadlineError(self.url, operation, seconds, way_out) from None
         except aiohttp.ClientConnectorError as error:
-            cause = error.os_error.strerror or str(error.os_error)
-            raise ServerUnreachable(self.url, cause) from error
+            raise ServerUnreachable(self.url, _cause(error.os_error)) from error
         except (aiohttp.ClientError, OSError) as error:
             problem = f"the connection broke ({type(error).__name__})"
             raise ServerAnswerError(self.url, problem) from error
-        except ValueError as error:  # aiohttp's for a line that is too long
-            raise ServerAnswerError(self.url, f"an answer that cannot be read ({error})") from error
+        except (HttpProcessingError, ValueError) as error:  # such as a line that is too long
+            problem = f"an answer that cannot be read ({type(error).__name__})"
+            raise ServerAnswerError(self.url, problem) from error
 
 
 @asynccontextmanager
@@ -178,3 +180,10 @@ def _refused(
     message, code = fields.get("message"), fields.get("code")
     problem = message if isinstance(message, str) else json.dumps(told)[:LONGEST_QUOTE]
     return ServerRefusal(url, status, problem, code if isinstance(code, str) else None, retry_after)
+
+
+def _cause(error: OSError) -> str:
+    """What the system says; asyncio's own text has the address instead."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)  # no such host

@@ -64,15 +64,18 @@ def parse_address(text: str, name: str) -> Address:
     return Address(parse_host(host, name), int(port))
 
 
-def parse_host(text: str, name: str) -> str:
+def parse_host(text: str, name: str, *, broadcast: bool = False) -> str:
     """``text``, an IP address or a host name, in the one form that it is compared in.
+
+    Args:
+        broadcast: Whether it may stand for several machines.
 
     Raises:
         UsageError: It is neither, or no machine's address.
     """
     host = text.strip().lower()
     if ip := _ip(host):
-        if ip.is_multicast or str(ip) == "255.255.255.255":
+        if not broadcast and (ip.is_multicast or str(ip) == "255.255.255.255"):
             raise UsageError(f"{name}: {text!r} is no single machine's address.", _FORM)
         return str(ip)
     labels = host.removesuffix(".").split(".")

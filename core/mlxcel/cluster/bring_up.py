@@ -1,7 +1,7 @@
 """The three questions of a bring-up, without sockets and without a clock of its own.
 
 Offer, commit, activate: the next question is asked when all peers have said yes to the one
-before. If one does not, all are released and the error says what each of them said.
+before. If one does not, the error says what each of them said; whoever asks has to release all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from mlxcel.cluster.messages import (
     Committed,
     Offer,
     Refused,
-    Release,
     ToCoordinator,
     ToPeer,
 )
@@ -56,7 +55,7 @@ class BringUp:
     Attributes:
         phase: The question that is open.
         done: Whether all have answered all three.
-        error: Why it failed; its peers have been released.
+        error: Why it failed; all peers must be released then.
         seconds: How long each question took.
     """
 
@@ -70,7 +69,6 @@ class BringUp:
         self._addresses = tuple(addresses)
         self._patience = patience
         self._waiting: set[int] = set()
-        self._gone: set[int] = set()
         self._failures: dict[int, PeerFailure] = {}
         self._began = 0.0
         self.deadline = 0.0
@@ -101,21 +99,19 @@ class BringUp:
 
     def lose(self, peer: int, why: str, now: float) -> list[Send]:
         """The connection to a peer has ended, or brought nonsense."""
-        self._gone.add(peer)
         if self.over:
             return []
         return self._fail(peer, "lost", f"the connection ended: {why}. {_LOOK}", now)
 
-    def tick(self, now: float) -> list[Send]:
+    def tick(self, now: float) -> None:
         """Time has passed."""
         if self.over or now < self.deadline:
-            return []
+            return
         waited = now - self._began
         for peer in sorted(self._waiting):
             text = f"it did not answer the {self.phase} within {waited:.1f} s. {_LOOK}"
             self._note(peer, "silent", text)
-        self._waiting.clear()
-        return self._give_up()
+        self._give_up()
 
     def _ask(self, phase: Phase, now: float) -> list[Send]:
         self.phase, self._began, self.deadline = phase, now, now + self._patience
@@ -130,7 +126,8 @@ class BringUp:
         if self._waiting:
             return []
         if self._failures:
-            return self._give_up()
+            self._give_up()
+            return []
         self.seconds[self.phase] = now - self._began
         if self.phase == "activate":
             self.done = True
@@ -148,14 +145,6 @@ class BringUp:
         node, address = self._offers[peer].node, self._addresses[peer]
         self._failures.setdefault(peer, PeerFailure(node, address, reason, text))
 
-    def _give_up(self) -> list[Send]:
+    def _give_up(self) -> None:
         failures = tuple(failure for _, failure in sorted(self._failures.items()))
         self.error = BringUpError(self.phase, failures)
-        return self._release("the bring-up failed")
-
-    def _release(self, reason: str) -> list[Send]:
-        return [
-            Send(peer, Release(self._session, reason))
-            for peer in range(len(self._offers))
-            if peer not in self._gone
-        ]

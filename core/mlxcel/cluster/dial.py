@@ -1,11 +1,52 @@
-"""Connect to another node and prove each other's knowledge of the secret."""
+"""Connect to another node and prove to each other that both know the secret."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+
+from aiohappyeyeballs import start_connection
+
 from mlxcel.cluster.addresses import Address
-from mlxcel.cluster.introduction import Introduction
+from mlxcel.cluster.handshake import (
+    HELLO_SIZE,
+    PREFIX,
+    VERDICT_PREFIX,
+    Dialer,
+    OtherVersion,
+    OverCapacity,
+    Refuse,
+    WrongProof,
+    check_version,
+    farewell,
+    verdict_size,
+)
+from mlxcel.cluster.introduction import PROTOCOL_VERSION, Introduction
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
+from mlxcel.cluster.sockets import hang_up, read_exactly
+from mlxcel.errors import (
+    DeadlineError,
+    DialError,
+    NotANode,
+    PeerFull,
+    PeerRefused,
+    SecretMismatch,
+    Unreachable,
+    VersionMismatch,
+    WireError,
+)
+from mlxcel.transport.tune import tune
+
+ATTEMPTS = 3
+"""How often to dial a node that hangs up without a verdict: strangers may have crowded us out."""
+
+PAUSE = 0.05
+STAGGER = 0.25
+"""Seconds after which the next address of a name is tried too."""
 
 
 async def dial(
@@ -25,4 +66,134 @@ async def dial(
         PeerRefused: It refuses this node; ``problem`` holds its reason.
         DeadlineError: It did not answer in time.
     """
-    raise NotImplementedError
+    until = asyncio.get_running_loop().time() + timeout
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            async with asyncio.timeout_at(until):
+                sock = await _connect(address)
+        except TimeoutError:
+            raise DeadlineError(
+                str(address),
+                "a connection",
+                timeout,
+                "Check that the address is right, that the peer runs, and that no firewall on "
+                "the way drops its port.",
+            ) from None
+        try:
+            async with asyncio.timeout_at(until):
+                return await _handshake(sock, address, secret, introduction)
+        except BaseException as error:
+            hang_up(sock)
+            if isinstance(error, TimeoutError):
+                raise DeadlineError(
+                    str(address),
+                    "the handshake",
+                    timeout,
+                    "Something listens there. If it is a peer, it hangs or is stopped; else it is "
+                    "the port of another program.",
+                ) from None
+            if not isinstance(error, _HungUp):
+                raise
+            if attempt == ATTEMPTS:
+                raise error.meaning from None
+        await asyncio.sleep(PAUSE)
+    raise AssertionError("the last attempt returns or raises")
+
+
+class _HungUp(Exception):
+    """The other end closed without a verdict; ``meaning`` is what it says if it always does."""
+
+    def __init__(self, meaning: DialError) -> None:
+        super().__init__()
+        self.meaning = meaning
+
+
+async def _connect(address: Address) -> socket.socket:
+    where = str(address)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Unreachable(
+            where,
+            f"its name cannot be resolved ({error.strerror or error}).",
+            "Correct the name, or give an IP address.",
+        ) from error
+    try:
+        sock = await start_connection(found, happy_eyeballs_delay=STAGGER)
+    except OSError as error:
+        if error.errno == errno.ECONNREFUSED:
+            problem = "nothing listens there."
+        else:
+            text = os.strerror(error.errno) if error.errno else str(error)
+            problem = f"it cannot be reached ({text})."
+        raise Unreachable(
+            where,
+            problem,
+            f"Start the peer on that machine with --pp-peer --cluster-control-addr {where}, or "
+            f"let its firewall pass the port.",
+        ) from error
+    tune(sock)
+    return sock
+
+
+async def _handshake(
+    sock: socket.socket, address: Address, secret: ClusterSecret, introduction: Introduction
+) -> Session:
+    """The dialer's side. Raises what :func:`dial` does, or _HungUp."""
+    loop = asyncio.get_running_loop()
+    where = str(address)
+    no_node = NotANode(
+        where,
+        "what listens there is no mlxcel node of a cluster.",
+        "Give the address that the peer prints when it starts; its HTTP port is another one.",
+    )
+    try:
+        hello = await read_exactly(sock, PREFIX)
+        check_version(hello)
+        hello += await read_exactly(sock, HELLO_SIZE - PREFIX)
+        dialer = Dialer(secret, hello)
+    except OtherVersion as other:
+        with contextlib.suppress(OSError):
+            await loop.sock_sendall(sock, farewell())  # so that its operator learns it too
+        raise VersionMismatch(
+            where,
+            f"it speaks protocol version {other.version}, this node {PROTOCOL_VERSION}.",
+            "All nodes must be upgraded together.",
+            PROTOCOL_VERSION,
+            other.version,
+        ) from other
+    except WireError as error:
+        raise no_node from error
+    except OSError as error:
+        raise _HungUp(no_node) from error
+
+    other_secret = SecretMismatch(
+        where,
+        "its cluster secret is not this node's.",
+        "Give all nodes the same secret file (--cluster-secret-file).",
+    )
+    try:
+        await loop.sock_sendall(sock, dialer.claim(introduction))
+        head = await read_exactly(sock, VERDICT_PREFIX)
+        answer = head + await read_exactly(sock, verdict_size(head) - VERDICT_PREFIX)
+        verdict, peer = dialer.read_verdict(answer)
+    except WrongProof as error:
+        raise other_secret from error
+    except WireError as error:
+        raise no_node from error
+    except OSError as error:
+        raise _HungUp(other_secret) from error
+    if isinstance(verdict, OverCapacity):
+        raise PeerFull(
+            where,
+            "it has no room for another connection.",
+            "Wait until the coordinators that use it have ended, or restart the peer.",
+        )
+    if isinstance(verdict, Refuse):
+        raise PeerRefused(where, f"it refuses the connection: {_printable(verdict.reason)}", "")
+    return Session(sock, dialer.keys(), peer, where)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)

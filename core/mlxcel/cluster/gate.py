@@ -8,15 +8,16 @@ a stranger costs no thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import attrs
 
+from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.handshake import (
     CLAIM_PREFIX,
+    PREFIX,
     Accept,
     Acceptor,
     OtherVersion,
@@ -30,9 +31,14 @@ from mlxcel.cluster.handshake import (
 from mlxcel.cluster.introduction import PROTOCOL_VERSION, Introduction
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
-from mlxcel.cluster.sockets import name_of, prepare, read_exactly
-from mlxcel.errors import AddressError, WireError
+from mlxcel.cluster.sockets import hang_up, name_of, read_exactly
+from mlxcel.errors import ListenError, WireError
 from mlxcel.observe.limited_log import LimitedLog
+from mlxcel.transport.tune import tune
+
+BACKLOG = 128
+PAUSE = 0.1
+"""Seconds to wait when the system has no room for another connection."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,16 +113,163 @@ class Gate:
         self._pending: dict[asyncio.Task[None], None] = {}  # oldest first
         self._complaints = LimitedLog(_log)
 
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Begin to accept at ``host`` (a name or an IP address) and ``port``, 0 for any free one.
+    async def listen(self, address: Address) -> Address:
+        """Begin to accept at ``address``; port 0 stands for any that is free.
 
         Returns:
-            The IP address and the port that it listens at.
+            Where it listens, with the port.
 
         Raises:
-            AddressError: It cannot listen there.
+            ListenError: It cannot listen there.
         """
-        ...
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(
+                address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, *_, where = found[0]
+            listener = socket.create_server(where, family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ListenError(str(address), error.strerror or str(error)) from error
+        listener.setblocking(False)
+        self._spawn(self._accept(listener))
+        return Address(address.host, listener.getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening and end every handshake; sessions that were handed on stay open."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    sock, where = await loop.sock_accept(listener)
+                except ConnectionAbortedError:
+                    self._count("gone", "a connection was gone before it could be accepted")
+                    await asyncio.sleep(0)
+                    continue
+                except OSError as error:  # such as too many open files
+                    self._count("failed", f"no connection can be accepted: {error.strerror}")
+                    self._push_out()
+                    await asyncio.sleep(PAUSE)
+                    continue
+                if len(self._pending) >= self._limits.pending:
+                    self._push_out()
+                self._pending[self._spawn(self._meet(sock, name_of(where)))] = None
+                # sock_accept does not give way while more are waiting; others must have a turn.
+                await asyncio.sleep(0)
+
+    def _push_out(self) -> None:
+        """End the oldest handshake, if there is any."""
+        if self._pending:
+            oldest = next(iter(self._pending))
+            del self._pending[oldest]
+            oldest.cancel()
+
+    async def _meet(self, sock: socket.socket, where: str) -> None:
+        """Everything that happens to one connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        session = None
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                session = await self._handshake(sock, where)
+        except asyncio.CancelledError:
+            if task in self._pending:
+                raise  # the gate closes
+            self._count("pushed_out", f"{where} had to make room for another stranger")
+        except TimeoutError:
+            self._count("timeout", f"{where} did not finish its handshake in time")
+        except OtherVersion as other:
+            self._count(
+                "version",
+                f"{where} speaks protocol version {other.version}, this node {PROTOCOL_VERSION}; "
+                f"all nodes must be upgraded together",
+            )
+        except WrongProof:
+            self._count("wrong_secret", f"{where} has another cluster secret, or pretends to")
+        except WireError as error:
+            self._count("bad_hello", f"{where} does not speak the cluster's protocol: {error.what}")
+        except OSError as error:
+            self._count("gone", f"{where} hung up: {error.strerror or error}")
+        except Exception:
+            self._count("failed", f"{where} could not be answered")
+            _log.exception("a handshake failed")
+        finally:
+            self._pending.pop(task, None)
+            if session is None:
+                hang_up(sock)
+        if session is not None:
+            await self._hand_on(session)
+
+    async def _handshake(self, sock: socket.socket, where: str) -> Session | None:
+        """The session, or None when the dialer was not let in and knows why.
+
+        Raises:
+            WireError, OSError: It failed; nothing more may be said to the dialer.
+        """
+        loop = asyncio.get_running_loop()
+        tune(sock)
+        acceptor = Acceptor(self._secret)
+        await loop.sock_sendall(sock, acceptor.hello)
+        peer = acceptor.read_claim(await _receive_claim(sock))
+        verdict = self._judge(peer)
+        if isinstance(verdict, Accept) and self._sessions >= self._limits.sessions:
+            verdict = OverCapacity()
+        answer = acceptor.verdict(verdict, self._introduce())
+        if not isinstance(verdict, Accept):
+            await loop.sock_sendall(sock, answer)
+            if isinstance(verdict, Refuse):
+                self._count("refused", f"{where} ({peer.node}) was refused: {verdict.reason}")
+            else:
+                self._count("over_capacity", f"{where} ({peer.node}) found no room")
+            return None
+        self._sessions += 1
+        session = Session(sock, acceptor.keys(), peer, where, on_end=self._one_less)
+        try:
+            await loop.sock_sendall(sock, answer)
+        except BaseException:
+            session.close()
+            raise
+        self.counts.accepted += 1
+        return session
+
+    async def _hand_on(self, session: Session) -> None:
+        try:
+            await self._on_session(session)
+        except BaseException as error:
+            session.close()
+            if not isinstance(error, Exception):
+                raise
+            self.counts.failed += 1
+            _log.exception("the session with %s failed", session.address)
+
+    def _one_less(self) -> None:
+        self._sessions -= 1
+
+    def _count(self, reason: str, text: str) -> None:
+        setattr(self.counts, reason, getattr(self.counts, reason) + 1)
+        self._complaints.warning(reason, text)
+
+
+async def _receive_claim(sock: socket.socket) -> bytes:
+    """One whole claim, of which nothing is believed yet but its length.
+
+    Raises:
+        WireError: It cannot be a claim.
+        OSError: The connection ended or broke.
+    """
+    head = await read_exactly(sock, PREFIX)
+    check_version(head)
+    head += await read_exactly(sock, CLAIM_PREFIX - PREFIX)
+    return head + await read_exactly(sock, claim_size(head) - CLAIM_PREFIX)

@@ -46,6 +46,9 @@ _HELLO = struct.Struct(f"<4sI{NONCE}s")
 _CLAIM = struct.Struct(f"<4sI{NONCE}sI")
 _VERDICT = struct.Struct("<BI")
 
+PREFIX = 8
+"""How many bytes tell the version, of a hello and of a claim."""
+
 HELLO_SIZE = _HELLO.size
 CLAIM_PREFIX = _CLAIM.size
 VERDICT_PREFIX = _VERDICT.size
@@ -193,11 +196,11 @@ def read_hello(hello: bytes) -> None:
     """
     if len(hello) != HELLO_SIZE:
         raise WireError(f"a hello of {len(hello)} bytes")
-    check_version(hello[:8])
+    check_version(hello[:PREFIX])
 
 
 def check_version(prefix: bytes) -> None:
-    """Check the eight bytes that both a hello and a claim begin with.
+    """Check the :data:`PREFIX` bytes that both a hello and a claim begin with.
 
     Raises:
         OtherVersion: The sender speaks another version.
@@ -223,7 +226,7 @@ def claim_size(prefix: bytes) -> int:
         OtherVersion: The dialer speaks another version.
         WireError: It is no mlxcel node, or its body is too large.
     """
-    check_version(prefix[:8])
+    check_version(prefix[:PREFIX])
     return CLAIM_PREFIX + _body_size(_CLAIM.unpack(prefix)[3], "a claim") + PROOF
 
 

@@ -41,6 +41,7 @@ class ClusterOptions:
         config_out: Where the TOML is written, if the operator says so.
         discovery, discovery_timeout, discovery_port, discovery_target: How peers are found;
             seconds, a UDP port, and the host that a peer's beacons go to.
+        http: Whether this node serves HTTP; a peer only does so where ``--port`` is given.
         heartbeat_grace: Seconds of silence after which a node counts as lost.
         dry_run: Whether to say only what would happen.
         notices: Lines for the operator.
@@ -62,6 +63,7 @@ class ClusterOptions:
     discovery_timeout: float = 60.0
     discovery_port: int = BEACON_PORT
     discovery_target: str = "255.255.255.255"
+    http: bool = True
     heartbeat_grace: float = 5.0
     dry_run: bool = False
     notices: tuple[str, ...] = ()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable
 
 import attrs
 
 from mlxcel.cluster.introduction import Introduction
+from mlxcel.cluster.sockets import hang_up
 from mlxcel.transport.contract import Keys
 
 
@@ -41,9 +41,7 @@ class Session:
 
     def close(self) -> None:
         """End the connection; harmless when repeated."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-        self.sock.close()
+        hang_up(self.sock)
         self._end()
 
     def _end(self) -> None:

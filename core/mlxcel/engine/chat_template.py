@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +45,9 @@ class ChatTemplate:
         path: The file it came from, for error texts.
         special_tokens: What the template sees as ``bos_token``, ``eos_token`` and so on.
 
+    Attributes:
+        source: As given.
+
     Raises:
         ChatTemplateError: The template's syntax is wrong.
     """
@@ -51,6 +55,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, path: Path, special_tokens: Mapping[str, str] | None = None
     ) -> None:
+        self.source = source
         self.path = path
         self.special_tokens = dict(special_tokens or {})
         try:
@@ -72,7 +77,9 @@ class ChatTemplate:
 
         Content may be a string, a list of text parts (joined here), or null or absent beside
         tool calls. Templates disagree about the last: some look for null, others add the
-        content to a string. So null is tried first, and where that fails an empty string.
+        content to a string. So null is tried first, and where that fails an empty string. The
+        arguments of tool calls may be objects, which most templates want; where that fails,
+        they are tried as JSON text.
 
         Args:
             messages: Mappings with ``role`` and ``content``, oldest first.
@@ -87,15 +94,11 @@ class ChatTemplate:
         """
         variables |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
         plain = [_with_plain_content(message) for message in messages]
-        try:
-            return self._render(plain, variables)
-        except ChatTemplateError:
-            if all(message["content"] is not None for message in plain):
-                raise
-        return self._render(
-            [{**m, "content": "" if m["content"] is None else m["content"]} for m in plain],
-            variables,
-        )
+        *others, last = _forms(plain)
+        for form in others:
+            with suppress(ChatTemplateError):
+                return self._render(form, variables)
+        return self._render(last, variables)
 
     def _render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         context = {
@@ -130,6 +133,32 @@ def _with_plain_content(message: Message) -> dict[str, Any]:
     if isinstance(content, (list, tuple)):
         content = "".join(map(_text_of_part, content))
     return {**message, "content": content}
+
+
+def _forms(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """``messages`` as they are, then with what templates disagree about the other way."""
+    forms = [messages]
+    for change in (_without_null, _with_json_arguments):
+        forms += [other for form in forms if (other := list(map(change, form))) != form]
+    return forms
+
+
+def _without_null(message: dict[str, Any]) -> dict[str, Any]:
+    return message if message["content"] is not None else {**message, "content": ""}
+
+
+def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return message
+    return {**message, "tool_calls": [_with_json_argument(call) for call in calls]}
+
+
+def _with_json_argument(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": _to_json(function["arguments"])}}
 
 
 def _text_of_part(part: object) -> str:

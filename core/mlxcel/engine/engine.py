@@ -19,8 +19,9 @@ import attrs
 
 from mlxcel.engine.detokenizer import StreamingDetokenizer
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
+from mlxcel.engine.limits import Limits
 from mlxcel.engine.prefix_cache import PrefixCache
-from mlxcel.engine.scheduler import Limits, Scheduler
+from mlxcel.engine.scheduler import Scheduler
 from mlxcel.engine.sequence import Output, Sequence
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings

@@ -131,7 +131,7 @@ class Generation:
         if FAILED_ROW in answer.tokens:
             raise LogitsError()
         if FAILED_GRAMMAR in answer.tokens:
-            raise GrammarFailed(self._stages - 1, answer.causes[0])
+            raise GrammarFailed(answer.causes[0])
         now = time.perf_counter()
         events = [
             self._judge(request, token, now)

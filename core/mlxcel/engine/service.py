@@ -13,8 +13,8 @@ import attrs
 
 from mlxcel.engine.engine import Deliver, Engine, Settings
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
+from mlxcel.engine.limits import credits_for
 from mlxcel.engine.model import Model
-from mlxcel.engine.scheduler import credits_for
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer

@@ -157,9 +157,7 @@ def _join(
     return [*new, Merge(handle, tuple(singles))]
 
 
-def _resume(
-    handle: int, request: Request, start: Start, ends: tuple[int, ...]
-) -> list[Operation]:
+def _resume(handle: int, request: Request, start: Start, ends: tuple[int, ...]) -> list[Operation]:
     new = attrs.evolve(_new(handle, request, ends), source=start.source)
     return [new, Trim(handle, start.trim)] if start.trim else [new]
 

@@ -28,7 +28,7 @@ class StopStrings:
             self.stopped = True
             shown, self._held = self._held[: min(ends)[1]], ""
             return shown
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
@@ -39,7 +39,7 @@ class StopStrings:
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of ``text`` that ``stop`` begins with, short of all of it."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -17,6 +17,7 @@ import tokenizers
 from mlxcel.checkpoint.json_file import read_json_object
 from mlxcel.engine.chat_template import ChatTemplate, Message
 from mlxcel.engine.detokenizer import StreamingDetokenizer, TokenDecoder, read_decoder
+from mlxcel.engine.thinking import STRUCTURE, Thinking, find_thinking
 from mlxcel.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ class Tokenizer:
         backend: The `tokenizers` object that splits text.
         decoder: How its tokens become bytes.
         special_tokens: Named special tokens: ``bos_token``, ``eos_token``, ``pad_token``, ….
-        special_ids: The ids whose text a reader does not want to see.
+        special_ids: The ids whose text a reader does not want to see: the special tokens,
+            except those that give an answer its structure.
         eos_ids: The ids that end a sequence: config.json's and the tokenizer's own.
         template: The chat template, if the checkpoint has one.
         affixes: Ids put before and after a text, or None where ``tokenizer.json`` decides.
+        thinking: How the model marks its thoughts, if it has any.
     """
 
     path: Path
@@ -46,6 +49,7 @@ class Tokenizer:
     eos_ids: frozenset[int]
     template: ChatTemplate | None
     affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    thinking: Thinking | None = None
 
     @property
     def bos_token(self) -> str | None:
@@ -141,17 +145,24 @@ def load_tokenizer(path: Path, config: ModelConfig) -> Tokenizer:
     named = _named_tokens(_read_object(path / "special_tokens_map.json"))
     named |= _named_tokens(settings)
     eos = backend.token_to_id(named.get("eos_token", ""))
+    template = _read_template(path, settings, named)
     return Tokenizer(
         path=path,
         backend=backend,
         decoder=read_decoder(backend.decoder.__getstate__() if backend.decoder else b"null"),
         special_tokens=named,
         special_ids=frozenset(
-            id for id, token in backend.get_added_tokens_decoder().items() if token.special
+            id
+            for id, token in backend.get_added_tokens_decoder().items()
+            if token.special and token.content not in STRUCTURE
         ),
         eos_ids=frozenset(config.eos_token_ids) | ({eos} if eos is not None else set()),
-        template=_read_template(path, settings, named),
+        template=template,
         affixes=_affixes(backend, settings, named),
+        thinking=find_thinking(
+            lambda token: backend.token_to_id(token) is not None,
+            template.source if template is not None else "",
+        ),
     )
 
 

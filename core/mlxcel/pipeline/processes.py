@@ -23,6 +23,7 @@ import attrs
 from mlxcel.errors import MlxcelError, WorkerDied, WorkerMismatch, WorkerSilent
 from mlxcel.pipeline.control import (
     Alive,
+    Control,
     DataSocket,
     Job,
     receive_control,
@@ -110,7 +111,10 @@ class ProcessPipeline(WorkerPipeline):
             with contextlib.suppress(OSError):  # a worker that is gone already: _listen reports it
                 send_control(worker.control, Job(worker.spec, self.credits, self.timeout))
                 for data, sock in (
-                    (DataSocket("receive", f"{before} to {own}", before, options=options), receiving),
+                    (
+                        DataSocket("receive", f"{before} to {own}", before, options=options),
+                        receiving,
+                    ),
                     (DataSocket("send", f"{own} to {after}", after, options=options), sending),
                 ):
                     send_socket(worker.control, data, sock)
@@ -145,7 +149,7 @@ class ProcessPipeline(WorkerPipeline):
         """Pass a worker's reports on; a worker that goes without a word is a failure."""
         try:
             error = self._follow(worker)
-        except (MlxcelError, OSError) as raised:
+        except MlxcelError as raised:
             error = raised
         if error is not None:
             self.reports.put(Failed(worker.spec.index, error))
@@ -160,7 +164,7 @@ class ProcessPipeline(WorkerPipeline):
             if not _speaks(worker.control, grace):
                 worker.process.kill()  # it is lost; what is left of it must not be waited for
                 return WorkerSilent(stage, worker.process.pid, grace)
-            match receive_control(worker.control):
+            match _message(worker.control):
                 case None if said_goodbye:
                     return None
                 case None:
@@ -227,6 +231,14 @@ def _speaks(control: socket.socket, grace: float) -> bool:
     except ValueError:  # stop() has closed it; the next read says so
         return True
     return any(poll.poll(_SLICE * 1000) for _ in range(math.ceil(grace / _SLICE)))
+
+
+def _message(control: socket.socket) -> Control | None:
+    """The worker's next message, None where it is gone."""
+    try:
+        return receive_control(control)
+    except OSError:  # gone without having read all, or stop() has closed our end
+        return None
 
 
 def _how(worker: Worker) -> str:

@@ -1,17 +1,54 @@
-"""The JSON objects of answers: chat or plain text, whole or in chunks.
-
-A field that has nothing to say is absent. The exception is ``finish_reason``, which chunks
-have as null until the last one: clients look for it in each.
-"""
+"""What the answers of all APIs have in common."""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from typing import Any
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any, Protocol
+
+from mlxcel.engine.sequence import Output
+from mlxcel.server.choice import Choice
+from mlxcel.server.errors import ApiError
+from mlxcel.server.parts import Part
 
 Object = dict[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Answer(Protocol):
+    """Spells an answer, whole or as server-sent events, each ended by an empty line."""
+
+    def whole(self, choices: Sequence[Choice]) -> Object:
+        """The answer to a request that does not stream; the choices kept all they took."""
+        ...
+
+    def opening(self, choices: Sequence[Choice]) -> bytes:
+        """The events before anything else."""
+        ...
+
+    def piece(self, choice: Choice, parts: Sequence[Part], output: Output) -> bytes:
+        """The events that say ``parts``, which ``output`` brought to ``choice``."""
+        ...
+
+    def last(self, choice: Choice) -> bytes:
+        """The events that end a choice."""
+        ...
+
+    def closing(self, choices: Sequence[Choice], include_usage: bool) -> bytes:
+        """The events after everything else."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event that ends an answer which failed."""
+        ...
+
+    def still_here(self) -> bytes:
+        """Something that says nothing, to show that the connection lives."""
+        ...
 
 
 def to_json(value: object) -> bytes:
@@ -19,84 +56,40 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Object:
-    """What a request used; ``cached_tokens`` of the prompt were known already."""
-    used: Object = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
-    if cached_tokens:
-        used["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    return used
+def event(value: object) -> bytes:
+    """``value`` as the data of a server-sent event."""
+    return b"data: %b\n\n" % to_json(value)
 
 
-class ChatAnswer:
-    """Answers of ``/v1/chat/completions`` from the model ``model``."""
+class TextTemplate:
+    """An event in which only one text differs from time to time.
 
-    def __init__(self, model: str) -> None:
-        self._head = _head("chatcmpl", model)
-        empty = to_json(self._chunk({"content": ""}))
-        self._before, _, self._after = empty.rpartition(b'""')
+    Args:
+        event: The event with an empty string where the text goes, after which no other follows.
+    """
 
-    def whole(self, text: str, finish_reason: str, used: Object) -> Object:
-        """The answer to a request that does not stream."""
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": finish_reason}
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": used}
+    def __init__(self, event: bytes) -> None:
+        self._before, _, self._after = event.rpartition(b'""')
 
-    def opening(self) -> list[bytes]:
-        """The chunks that come before the text."""
-        return [to_json(self._chunk({"role": "assistant", "content": ""}))]
-
-    def piece(self, text: str) -> bytes:
-        """A chunk with some text."""
-        return b"".join((self._before, json.dumps(text).encode(), self._after))
-
-    def last(self, finish_reason: str) -> bytes:
-        """The chunk that ends the choice."""
-        return to_json(self._chunk({}, finish_reason))
-
-    def used(self, used: Object) -> bytes:
-        """The chunk with the usage, after the last one."""
-        return to_json({**self._head, **_CHAT_CHUNK, "choices": [], "usage": used})
-
-    def _chunk(self, delta: Object, finish_reason: str | None = None) -> Object:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        return {**self._head, **_CHAT_CHUNK, "choices": [choice]}
+    def __call__(self, text: str) -> bytes:
+        return b"".join((self._before, encode_basestring_ascii(text).encode(), self._after))
 
 
-class TextAnswer:
-    """Answers of ``/v1/completions``; see :class:`ChatAnswer`."""
-
-    def __init__(self, model: str) -> None:
-        self._head = _head("cmpl", model) | {"object": "text_completion"}
-        self._before, _, self._after = to_json(self._chunk("")).rpartition(b'""')
-
-    def whole(self, text: str, finish_reason: str, used: Object) -> Object:
-        return {**self._chunk(text, finish_reason), "usage": used}
-
-    def opening(self) -> list[bytes]:
-        return []
-
-    def piece(self, text: str) -> bytes:
-        return b"".join((self._before, json.dumps(text).encode(), self._after))
-
-    def last(self, finish_reason: str) -> bytes:
-        return to_json(self._chunk("", finish_reason))
-
-    def used(self, used: Object) -> bytes:
-        return to_json({**self._head, "choices": [], "usage": used})
-
-    def _chunk(self, text: str, finish_reason: str | None = None) -> Object:
-        choice = {"index": 0, "text": text, "finish_reason": finish_reason}
-        return {**self._head, "choices": [choice]}
-
-
-Answer = ChatAnswer | TextAnswer
-
-_CHAT_CHUNK = {"object": "chat.completion.chunk"}
-
-
-def _head(prefix: str, model: str) -> Object:
+def head(prefix: str, model: str) -> Object:
+    """The fields that begin an answer; its id is its own."""
     return {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+
+
+def usage(choices: Sequence[Choice]) -> Object:
+    """What a request used: each prompt counts once, however many choices it has."""
+    firsts = [choice for choice in choices if choice.first]
+    prompt = sum(len(choice.prompt.tokens) for choice in firsts)
+    made = sum(choice.made for choice in choices)
+    used: Object = {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+    }
+    if cached := sum(choice.cached for choice in firsts):
+        used["prompt_tokens_details"] = {"cached_tokens": cached}
+    return used

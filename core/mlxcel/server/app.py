@@ -16,6 +16,7 @@ from mlxcel.server.dispatch import Dispatcher, Stream
 from mlxcel.server.middleware import count_and_explain, require_key
 from mlxcel.server.options import Options
 from mlxcel.server.serving import SERVING, Serving
+from mlxcel.server.status import add_status
 
 
 def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
@@ -35,8 +36,13 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
         options: What the operator decides.
     """
     metrics = ServerMetrics(options.model_id)
-    dispatcher = Dispatcher(options.backlog, partial(_observe, metrics))
     serving: Serving
+
+    def on_output(stream: Stream, output: Output) -> None:
+        serving.backend.live.tokens(len(output.tokens))
+        _observe(metrics, stream, output)
+
+    dispatcher = Dispatcher(options.backlog, on_output)
 
     def on_end() -> None:
         dispatcher.call(serving.ended.set)
@@ -45,6 +51,7 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
         deliver=dispatcher.deliver, on_refusal=partial(_refused, metrics), on_end=on_end
     )
     serving = Serving(options, backend, dispatcher, metrics)
+    metrics.watch_pipeline(backend.live)
     metrics.watch(lambda: backend.waiting, lambda: backend.active)
     for manager in backend.managers:
         metrics.watch_stage(manager.stage, partial(_used, manager), manager.budget)
@@ -66,6 +73,7 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
         app.router.add_get("/metrics", health.metrics)
     app.on_startup.append(_start)
     app.on_shutdown.append(_stop)
+    add_status(app)  # after _stop: who watches sees the end
     return app
 
 

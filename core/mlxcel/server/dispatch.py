@@ -1,4 +1,9 @@
-"""From the engine's thread to the coroutines that wait: one hand-over a round."""
+"""From the engine's thread to those who answer clients: one hand-over a round.
+
+Outputs do not wait for a coroutine to be woken. Each goes, in the event loop, straight to the
+function that its stream was opened with, which writes to the client or keeps what there is to
+keep; the coroutine that handles the request sleeps until there is something to wait for.
+"""
 
 from __future__ import annotations
 
@@ -10,79 +15,80 @@ from contextlib import contextmanager
 
 from mlxcel.engine.sequence import Output
 
-OnOutput = Callable[["Stream", Output], None]
+Hear = Callable[[int, Output], None]
+"""Told which of a stream's requests an output is for, counted from 0, and the output."""
 
 
 class Stream:
-    """The outputs of one request, in the event loop.
+    """The outputs of one client's requests, in the event loop.
 
     Args:
-        index: The request's number.
-        capacity: Outputs that may wait to be taken.
-        on_overflow: Called once when there are more; what follows is dropped.
+        numbers: The numbers of the requests.
+        hear: Told every output as it comes; must not wait. What it raises ends the stream.
 
     Attributes:
         began: When it was opened (seconds of the loop's clock).
-        latest: When its latest token came; None before the first.
-        finished: Whether the last output has come.
+        latest: When each request's latest token came; None before its first.
+        open: The numbers of the requests that have not ended.
+        error: What ``hear`` raised.
     """
 
-    def __init__(self, index: int, capacity: int, on_overflow: Callable[[], None]) -> None:
-        self.index = index
-        self.finished = False
+    def __init__(self, numbers: range, hear: Hear) -> None:
+        self.numbers = numbers
         self.began = asyncio.get_running_loop().time()
-        self.latest: float | None = None
-        self._capacity = capacity
-        self._on_overflow = on_overflow
-        self._overflown = False
-        self._outputs: list[Output] = []
+        self.latest: list[float | None] = [None] * len(numbers)
+        self.open = set(numbers)
+        self.error: Exception | None = None
+        self._hear = hear
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: Output) -> None:
-        """Add an output; never waits."""
-        self.finished = output.finish_reason is not None
-        if self._overflown:
-            return
-        if len(self._outputs) >= self._capacity:
-            self._overflown = True
-            self._outputs.clear()
-            self._on_overflow()
-            return
-        self._outputs.append(output)
-        self._wake()
+        """Pass an output on; never waits, never raises."""
+        if output.finish_reason is not None:
+            self.open.discard(output.request)
+        if self.error is None:
+            try:
+                self._hear(output.request - self.numbers.start, output)
+            except Exception as error:
+                self.error = error
+        if self.error is not None or not self.open:
+            self.wake()
 
-    async def take(self, seconds: float) -> list[Output]:
-        """All that has come since the last call; waits for ``seconds`` at most if there is none."""
-        if not self._outputs:
+    async def wait(self, seconds: float) -> None:
+        """Until somebody wakes the stream, it ends, or ``seconds`` pass.
+
+        Raises:
+            Exception: What ``hear`` raised.
+        """
+        if self.open and self.error is None:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            alarm = loop.call_later(seconds, self._wake)
+            alarm = loop.call_later(seconds, self.wake)
             try:
                 await self._waiter
             finally:
                 alarm.cancel()
                 self._waiter = None
-        taken, self._outputs = self._outputs, []
-        return taken
+        if self.error is not None:
+            raise self.error
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """End the present wait, if there is one."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
+OnOutput = Callable[[Stream, Output, float], None]
+"""Told each output, and the time, before its stream is; for metrics."""
+
+
 class Dispatcher:
-    """Knows which stream each output belongs to.
+    """Knows which stream each output belongs to."""
 
-    Args:
-        capacity: See :class:`Stream`.
-        on_output: Told each output before its reader is, for metrics.
-    """
-
-    def __init__(self, capacity: int, on_output: OnOutput) -> None:
-        self._capacity = capacity
+    def __init__(self, on_output: OnOutput) -> None:
         self._on_output = on_output
         self._streams: dict[int, Stream] = {}
-        self._numbers = itertools.count(1)
+        self._next = 1
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def attach(self) -> None:
@@ -100,17 +106,22 @@ class Dispatcher:
             self._loop.call_soon_threadsafe(function, *args)
 
     @contextmanager
-    def open(self, on_overflow: Callable[[], None]) -> Iterator[Stream]:
-        """A stream with a number of its own, for as long as the context lasts."""
-        stream = Stream(next(self._numbers), self._capacity, on_overflow)
-        self._streams[stream.index] = stream
+    def open(self, requests: int, hear: Hear) -> Iterator[Stream]:
+        """A stream for so many requests, with numbers of their own, as long as the context lasts."""
+        numbers = range(self._next, self._next + requests)
+        self._next = numbers.stop
+        stream = Stream(numbers, hear)
+        self._streams.update(zip(numbers, itertools.repeat(stream)))
         try:
             yield stream
         finally:
-            del self._streams[stream.index]
+            for number in numbers:
+                del self._streams[number]
 
     def _dispatch(self, outputs: list[Output]) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
         for output in outputs:
             if (stream := self._streams.get(output.request)) is not None:
-                self._on_output(stream, output)
+                self._on_output(stream, output, now)
                 stream.put(output)

@@ -17,8 +17,8 @@ from mlxcel.server.serving import SERVING
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-OPEN_PATHS = ("/health",)
-"""What needs no key: whoever watches the server has none."""
+OPEN_PATHS = ("/", "/health")
+"""What needs no key: whoever watches the server has none, and the page asks for one."""
 
 _log = logging.getLogger(__name__)
 

@@ -75,7 +75,7 @@ class Batch:
             self.padded = [n - r for n, r in zip(self.padded, real, strict=True)]
 
     def note(self, tokens: list[int]) -> None:
-        """Tell what was drawn to the rows whose next draw depends on it; failed ones have ids < 0."""
+        """Tell what was drawn, negative for failures, to the rows whose next draw depends on it."""
         self.rows = [
             attrs.evolve(row, drawn=(*row.drawn, token)) if row.sampling.looks_back else row
             for row, token in zip(self.rows, tokens, strict=True)

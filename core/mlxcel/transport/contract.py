@@ -43,16 +43,22 @@ class TransportOptions:
 
 
 class Connection(Protocol):
-    """Carries whole frames both ways, in order; one thread may send while one receives.
+    """Carries whole frames both ways, in order; one thread may send while one receives."""
 
-    Attributes:
-        peer: Who is at the other end, for errors.
-        sent, received: Bytes on the wire so far, headers and tags included.
-    """
+    @property
+    def peer(self) -> str:
+        """Who is at the other end, for errors."""
+        ...
 
-    peer: str
-    sent: int
-    received: int
+    @property
+    def sent(self) -> int:
+        """Bytes sent so far, headers and tags included."""
+        ...
+
+    @property
+    def received(self) -> int:
+        """Bytes received so far, headers and tags included."""
+        ...
 
     def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
         """Send ``pieces`` as one frame within ``timeout`` seconds.
@@ -83,7 +89,10 @@ class Connection(Protocol):
 class Transport(Protocol):
     """Makes connections. A plugin provides one through the hook ``mlxcel_make_transport``."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What ``--transport-backend`` calls it."""
+        ...
 
     def connection(
         self, sock: socket.socket, keys: Keys | None, peer: str, traffic: TrafficClass

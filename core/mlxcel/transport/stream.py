@@ -136,17 +136,12 @@ class ByteStream:
     def _receive(self, view: memoryview, timeout: float | None, begins: bool) -> int:
         """Whatever arrives next, into ``view``; 0 at the end of the stream."""
         with self._receiving:
-            spun = time.monotonic()
-            until = None if timeout is None else spun + timeout
-            spun += self._spin
+            begun = time.monotonic()
             while True:
                 try:
                     count = self._sock.recv_into(view)
                 except BlockingIOError:
-                    now = time.monotonic()
-                    if now < spun:
-                        continue
-                    if _wait(self._readable, None if until is None else until - now):
+                    if self._await_bytes(begun, timeout):
                         continue
                     raise DeadlineError(
                         self.peer,
@@ -161,6 +156,15 @@ class ByteStream:
                     raise ChannelClosed(self.peer, "it was closed here")
                 self.received += count
                 return count
+
+    def _await_bytes(self, begun: float, timeout: float | None) -> bool:
+        """Whether bytes (or the end) arrived within ``timeout`` seconds after ``begun``."""
+        spun = begun + self._spin
+        while (now := time.monotonic()) < spun:
+            # Cheaper than trying to receive, and it does not take the socket's lock.
+            if self._readable.poll(0):
+                return True
+        return _wait(self._readable, None if timeout is None else begun + timeout - now)
 
     def _gone(self, error: OSError) -> ChannelClosed:
         here = "it was closed here"

@@ -81,9 +81,7 @@ def channels_first(weights: Weights) -> Weights:
 def norms_less_one(weights: Weights) -> Weights:
     """Norms whose 1 the model adds, but those of the recurrent layers."""
     ends = ("layernorm.weight", "model.norm.weight", "q_norm.weight", "k_norm.weight")
-    return {
-        name: value - 1 if name.endswith(ends) else value for name, value in weights.items()
-    }
+    return {name: value - 1 if name.endswith(ends) else value for name, value in weights.items()}
 
 
 def not_numbers(shapes: dict[str, tuple[int, ...]], like: mx.array) -> Weights:

@@ -1,4 +1,4 @@
-"""Tiny Gemma 3 checkpoints: sliding layers between global ones, with and without an outer config."""
+"""Tiny Gemma 3 checkpoints: sliding layers between global ones; one beside a second tower."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The GLM family: GLM-4, GLM-4.5 and later with experts, and their lite mixtures.
-"""
+"""The GLM family: GLM-4, GLM-4.5 and later with experts, and their lite mixtures."""
 
 from __future__ import annotations
 

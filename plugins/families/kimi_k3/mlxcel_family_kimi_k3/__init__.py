@@ -1,4 +1,4 @@
-"""The Kimi K3 family: the text tower. It can be planned, but not run yet."""
+"""The Kimi K3 family: the text tower."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.checkpoint.headers import TensorHeader
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 _PREFIX = "language_model."
 _PRECISE = ("e_score_correction_bias", ".A_log", ".dt_bias")
@@ -37,7 +38,11 @@ class KimiK3(Family):
 
     api_version = "1.0"
     wire_names = ("kimi_k3",)
-    runnable = False
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_kimi_k3.stage import KimiK3Stage
+
+        return KimiK3Stage
 
     def casts(self, name: str) -> bool:
         """What decides between experts and rules the decay stays as precise as it is stored."""

@@ -1,0 +1,348 @@
+"""The coordinator's control plane: its connections to all peers, in a thread of its own.
+
+An event loop there sends pings, hears what peers say, and notices who is lost, so that no load
+on the HTTP side or in the engine can delay it. Everybody else uses the blocking methods here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import attrs
+
+from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.bring_up import BringUp, Phase, Send
+from mlxcel.cluster.control_channel import ControlChannel
+from mlxcel.cluster.dial import dial
+from mlxcel.cluster.heartbeat import FailureDetector, Loss, ping_seconds
+from mlxcel.cluster.introduction import Introduction, Purpose
+from mlxcel.cluster.messages import Offer, Ping, Pong, Release, Reported, ToCoordinator, ToPeer
+from mlxcel.cluster.peer_clock import PeerClock
+from mlxcel.cluster.secret import ClusterSecret
+from mlxcel.cluster.session import Session
+from mlxcel.errors import (
+    BringUpError,
+    DeadlineError,
+    DialError,
+    MlxcelError,
+    NotANode,
+    PeerFailure,
+    PeerFull,
+    PeerLost,
+    SecretMismatch,
+    Unreachable,
+    VersionMismatch,
+)
+from mlxcel.pipeline.report import Report
+
+T = TypeVar("T")
+
+SEND_SECONDS = 5.0
+"""How long a peer may take to accept a message of a few kilobytes."""
+
+CLOSE_SECONDS = 2.0
+"""How long saying goodbye may take."""
+
+Dial = Callable[[Address, ClusterSecret, Introduction, float], Awaitable[Session]]
+
+
+class Listener(Protocol):
+    """Whoever runs the stages; all calls come from the control plane's thread."""
+
+    def report(self, stage: int, report: Report) -> None:
+        """The worker of ``stage`` says something."""
+
+    def lost(self, stage: int, error: PeerLost) -> None:
+        """The peer of ``stage`` is lost; said once for each."""
+
+    def tick(self, now: float) -> None:
+        """Some time has passed; ``now`` is :func:`time.monotonic`."""
+
+
+@attrs.define(eq=False)
+class Member:
+    """A peer of the cluster, and the stage that it is to be."""
+
+    node: str
+    address: Address
+    channel: ControlChannel
+    clock: PeerClock = attrs.field(factory=PeerClock)
+    pings: dict[int, float] = attrs.field(factory=dict)
+    loss: PeerLost | None = None
+
+    @property
+    def introduction(self) -> Introduction:
+        return self.channel.session.peer
+
+
+class Coordinator:
+    """See the module. A context manager: at its end all peers are released and left.
+
+    Args:
+        secret: Of the cluster.
+        introduction: What to say of this node.
+        grace: Seconds of silence after which a peer or its worker counts as lost.
+        dial: For tests.
+    """
+
+    def __init__(
+        self,
+        secret: ClusterSecret,
+        introduction: Introduction,
+        *,
+        grace: float,
+        dial: Dial = dial,
+    ) -> None:
+        self.members: tuple[Member, ...] = ()
+        self._secret = secret
+        self._introduction = introduction
+        self._grace = grace
+        self._dial = dial
+        self._listener: Listener | None = None
+        self._detector = FailureDetector(0, grace, 0.0)
+        self._bring_up: BringUp | None = None
+        self._moved = asyncio.Event()
+        self._session = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="mlxcel-control-plane", daemon=True
+        )
+
+    def __enter__(self) -> Coordinator:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(MlxcelError):
+            self._wait(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # What the other threads ask for.
+
+    def connect(self, addresses: Sequence[Address], timeout: float) -> tuple[Introduction, ...]:
+        """Connect to all peers side by side; the peer of stage i is at ``addresses[i]``.
+
+        Returns:
+            What each says of itself.
+
+        Raises:
+            BringUpError: Some could not be reached, or refuse; the error lists all of them.
+        """
+        self._wait(self._connect(addresses, timeout))
+        return tuple(member.introduction for member in self.members)
+
+    def bring_up(self, offers: Sequence[Offer], patience: float) -> dict[Phase, float]:
+        """Offer, commit and activate; when it returns, all peers are starting their stages.
+
+        Args:
+            offers: One for each peer, in the order of the stages.
+            patience: Seconds that the peers may take to answer each question.
+
+        Returns:
+            The seconds that each question took.
+
+        Raises:
+            BringUpError: Not all said yes to everything; all have been released.
+        """
+        return self._wait(self._ask(offers, patience))
+
+    def open_link(self, stage: int, link: str, timeout: float) -> Session:
+        """A connection for data to the peer of ``stage``, for the link named ``link``.
+
+        Raises:
+            DialError, DeadlineError: The peer could not be reached, or refuses.
+        """
+        purpose = Purpose("data", self._session, link, "pp_activation")
+        introduction = attrs.evolve(self._introduction, purpose=purpose)
+        address = self.members[stage].address
+        return self._wait(self._dialled(address, introduction, timeout))
+
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener`` from now on what the peers say, and who is lost already."""
+        self._loop.call_soon_threadsafe(self._listen, listener)
+
+    def release(self, reason: str) -> None:
+        """Let all peers go: they end their stages and are ready for another bring-up."""
+        with contextlib.suppress(MlxcelError):
+            self._wait(self._release(reason))
+
+    def offset(self, stage: int) -> float:
+        """Seconds that the clock of ``stage``'s peer is ahead of ours."""
+        return self.members[stage].clock.offset
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work`` in the control plane's thread; Ctrl-C cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    # All below runs in the control plane's thread.
+
+    async def _connect(self, addresses: Sequence[Address], timeout: float) -> None:
+        sessions = await asyncio.gather(
+            *(self._dialled(address, self._introduction, timeout) for address in addresses),
+            return_exceptions=True,
+        )
+        found, failures = [], []
+        for stage, (address, session) in enumerate(zip(addresses, sessions, strict=True)):
+            if isinstance(session, Session):
+                found.append(Member(f"stage-{stage}", address, ControlChannel(session)))
+            elif isinstance(session, MlxcelError):
+                failures.append(_unconnected(f"stage-{stage}", address, session))
+            else:
+                raise session
+        self.members = tuple(found)
+        if failures:
+            raise BringUpError("connect", tuple(failures))
+        self._detector = FailureDetector(len(found), self._grace, time.monotonic())
+        for peer in range(len(found)):
+            self._start(self._hear(peer))
+            self._start(self._ping(peer))
+        self._start(self._watch())
+
+    async def _dialled(
+        self, address: Address, introduction: Introduction, timeout: float
+    ) -> Session:
+        return await self._dial(address, self._secret, introduction, timeout)
+
+    async def _ask(self, offers: Sequence[Offer], patience: float) -> dict[Phase, float]:
+        addresses = [str(member.address) for member in self.members]
+        asking = self._bring_up = BringUp(offers, addresses, patience)
+        self._session = offers[0].session
+        self._send_all(asking.begin(time.monotonic()))
+        for peer, member in enumerate(self.members):
+            if member.loss is not None:
+                self._send_all(asking.lose(peer, member.loss.what, time.monotonic()))
+        while not asking.over:
+            self._moved.clear()
+            with contextlib.suppress(TimeoutError):
+                left = asking.deadline - time.monotonic()
+                await asyncio.wait_for(self._moved.wait(), max(0.0, left))
+            asking.tick(time.monotonic())
+        if asking.error is not None:
+            await self._release("the cluster did not come up")
+            raise asking.error
+        return asking.seconds
+
+    def _listen(self, listener: Listener) -> None:
+        self._listener = listener
+        for stage, member in enumerate(self.members):
+            if member.loss is not None:
+                listener.lost(stage, member.loss)
+
+    async def _release(self, reason: str) -> None:
+        session, self._session = self._session, ""
+        if not session:
+            return
+        message = Release(session, reason)
+        await asyncio.gather(
+            *(self._send(member, message) for member in self.members if member.loss is None)
+        )
+
+    async def _close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._release("the coordinator has ended"), CLOSE_SECONDS)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for member in self.members:
+            member.channel.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _send_all(self, sends: Iterable[Send]) -> None:
+        for send in sends:
+            self._start(self._send(self.members[send.peer], send.message))
+
+    async def _send(self, member: Member, message: ToPeer) -> None:
+        """A failure shows where the peer is heard: its channel is closed then."""
+        with contextlib.suppress(MlxcelError):
+            await member.channel.send(message, SEND_SECONDS)
+
+    async def _hear(self, peer: int) -> None:
+        channel = self.members[peer].channel
+        try:
+            while (message := await channel.receive(None)) is not None:
+                self._take(peer, message)
+            why = "its process has closed the connection"
+        except MlxcelError as error:
+            why = str(error)
+        self._lose(self._detector.lose(peer, why))
+
+    def _take(self, peer: int, message: Any) -> None:
+        member, now = self.members[peer], time.monotonic()
+        match message:
+            case Pong(number, clock, silent):
+                if (sent := member.pings.pop(number, None)) is not None:
+                    member.clock.hear(sent, now, clock)
+                self._lose(self._detector.heard(peer, now, silent))
+            case Reported(session, report):
+                if session == self._session and self._listener and report.stage == peer:
+                    self._listener.report(peer, report)
+            case _:
+                self._answer(peer, message, now)
+
+    def _answer(self, peer: int, message: ToCoordinator, now: float) -> None:
+        if self._bring_up is not None:
+            self._send_all(self._bring_up.receive(peer, message, now))
+            self._moved.set()
+
+    def _lose(self, loss: Loss | None) -> None:
+        if loss is None:
+            return
+        member = self.members[loss.peer]
+        member.loss = PeerLost(member.node, str(member.address), loss.what)
+        member.channel.close()  # one that comes back to life finds out, and re-arms
+        if self._bring_up is not None:
+            self._send_all(self._bring_up.lose(loss.peer, loss.what, time.monotonic()))
+            self._moved.set()
+        if self._listener is not None:
+            self._listener.lost(loss.peer, member.loss)
+
+    async def _ping(self, peer: int) -> None:
+        member, number = self.members[peer], 0
+        while member.loss is None:
+            number += 1
+            member.pings.pop(number - 16, None)
+            member.pings[number] = time.monotonic()
+            await self._send(member, Ping(number))
+            await asyncio.sleep(ping_seconds(self._grace))
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(ping_seconds(self._grace))
+            now = time.monotonic()
+            for loss in self._detector.check(now):
+                self._lose(loss)
+            if self._listener is not None:
+                self._listener.tick(now)
+
+
+def _unconnected(node: str, address: Address, error: MlxcelError) -> PeerFailure:
+    """Why a peer could not be connected to, without its address twice."""
+    text = f"{error.problem} {error.way_out}" if isinstance(error, DialError) else str(error)
+    return PeerFailure(node, str(address), _REASONS.get(type(error), "refused"), text)
+
+
+_REASONS: Mapping[type[MlxcelError], str] = {
+    Unreachable: "unreachable",
+    NotANode: "no peer",
+    VersionMismatch: "version",
+    SecretMismatch: "secret",
+    PeerFull: "busy",
+    DeadlineError: "silent",
+}

@@ -1,0 +1,169 @@
+"""A coordinator's side of discovery: which peers there are."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import attrs
+
+from mlxcel import __version__
+from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.beacon import LARGEST, Beacon, BeaconReader
+from mlxcel.cluster.introduction import PROTOCOL_VERSION
+from mlxcel.cluster.options import ClusterOptions
+from mlxcel.cluster.secret import ClusterSecret
+from mlxcel.errors import ClusterVersionError, DiscoveryError, PortTaken
+
+RECEIVE_BUFFER = 1 << 20
+"""Bytes of datagrams that may wait to be read, so that a burst of others' drops few of ours."""
+
+
+@attrs.frozen
+class Found:
+    """The peers of a cluster.
+
+    ``peers`` are sorted by their text; ``conflicts`` are beacons of peers that run another
+    version and so are not among them.
+    """
+
+    peers: tuple[Address, ...]
+    conflicts: tuple[Beacon, ...] = ()
+
+
+class Census:
+    """Who has been heard so far.
+
+    Attributes:
+        ignored: How many datagrams did not count, by reason.
+    """
+
+    def __init__(self, secret: ClusterSecret, cluster: str) -> None:
+        self.ignored: Counter[str] = Counter()
+        self._reader = BeaconReader(secret, cluster)
+        self._beacons: dict[Address, Beacon] = {}  # the last of each peer
+
+    def hear(self, datagram: bytes, sender: str, now: float) -> None:
+        """Take in what came from the IP address ``sender`` at the Unix time ``now``."""
+        beacon = self._reader.read(datagram, sender, now)
+        if isinstance(beacon, Beacon):
+            self._beacons[beacon.address] = beacon
+        else:
+            self.ignored[beacon] += 1
+
+    @property
+    def found(self) -> Found:
+        """The peers heard so far."""
+        beacons = sorted(self._beacons.values(), key=lambda beacon: str(beacon.address))
+        peers = tuple(beacon.address for beacon in beacons if _fits(beacon))
+        return Found(peers, tuple(beacon for beacon in beacons if not _fits(beacon)))
+
+
+def find_peers(options: ClusterOptions) -> Found:
+    """The peers of a coordinator: those it was told, or at least as many as it has stages.
+
+    Blocks for up to ``options.discovery_timeout`` seconds.
+
+    Raises:
+        PortTaken: The port of the beacons is in use.
+        DiscoveryError: Too few were heard in time.
+        ClusterVersionError: Too few run this version.
+    """
+    if options.discovery == "static":
+        return Found(tuple(sorted(options.peers, key=str)))
+    assert options.secret is not None, "beacons are signed"
+    census = Census(options.secret, options.name)
+    with listen_for_beacons(options.discovery_port) as sock:
+        return await_peers(sock, census, options.stages, options.discovery_timeout)
+
+
+def listen_for_beacons(port: int) -> socket.socket:
+    """A UDP socket on all addresses of this machine.
+
+    Raises:
+        PortTaken: The port is in use, or not for this user.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        sock.bind(("", port))
+    except OSError as error:
+        sock.close()
+        raise PortTaken(
+            f"UDP port {port}",
+            error.strerror or str(error),
+            "Choose another with --cluster-discovery-port, on all nodes alike; or stop what uses "
+            "it, maybe another coordinator.",
+        ) from error
+    return sock
+
+
+def await_peers(
+    sock: socket.socket,
+    census: Census,
+    wanted: int,
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Hear beacons on ``sock`` until ``wanted`` peers are known.
+
+    Raises:
+        DiscoveryError: ``timeout`` seconds were not enough.
+        ClusterVersionError: Enough were heard, but not enough run this version.
+    """
+    deadline = clock() + timeout
+    found = census.found
+    while len(found.peers) < wanted:
+        if len(found.peers) + len(found.conflicts) >= wanted:
+            raise version_error(found.conflicts)
+        left = deadline - clock()
+        if left <= 0:
+            port = sock.getsockname()[1]
+            raise _too_few(found, census.ignored, wanted, timeout, port)
+        sock.settimeout(left)
+        try:
+            datagram, sender = sock.recvfrom(LARGEST + 1)
+        except TimeoutError:
+            continue
+        census.hear(datagram, sender[0], time.time())
+        found = census.found
+    return found
+
+
+def version_error(conflicts: tuple[Beacon, ...]) -> ClusterVersionError:
+    """What to say about peers that run another version."""
+    return ClusterVersionError(
+        nodes=tuple(
+            (str(beacon.address), f"mlxcel {beacon.version}, protocol {beacon.protocol}")
+            for beacon in conflicts
+        ),
+        ours=f"mlxcel {__version__}, protocol {PROTOCOL_VERSION}",
+    )
+
+
+def _fits(beacon: Beacon) -> bool:
+    return (beacon.version, beacon.protocol) == (__version__, PROTOCOL_VERSION)
+
+
+_EXPLANATIONS = {
+    "forged": "not signed with this secret",
+    "foreign": "of another --cluster-name",
+    "stale": "of another time: the clocks of the machines differ by more than a minute",
+    "displaced": "sent from another address than they name, as behind NAT",
+}
+
+
+def _too_few(
+    found: Found, ignored: Counter[str], wanted: int, timeout: float, port: int
+) -> DiscoveryError:
+    hints = [f"{ignored[why]} {text}" for why, text in _EXPLANATIONS.items() if ignored[why]]
+    conflicts = [f"{beacon.address} runs mlxcel {beacon.version}" for beacon in found.conflicts]
+    return DiscoveryError(
+        wanted=wanted,
+        found=tuple(map(str, found.peers)),
+        seconds=timeout,
+        port=port,
+        hints=tuple(conflicts + ([f"ignored beacons: {', '.join(hints)}"] if hints else [])),
+    )

@@ -1,0 +1,120 @@
+"""What tells one checkpoint from another, and which of several folders holds the one that is meant.
+
+No weights are read: a checkpoint is known by its config.json and the names and sizes of its weight
+files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mlxcel.checkpoint.config import CONFIG_FILE, read_config
+from mlxcel.checkpoint.index import weight_files
+from mlxcel.cluster.messages import ModelIdentity
+from mlxcel.errors import CheckpointError, CheckpointMismatch, MlxcelError
+
+Signature = tuple[tuple[str, int, int], ...]
+"""Name, size and time of change of every file of a folder."""
+
+
+def identify(folder: Path) -> ModelIdentity:
+    """The identity of the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: It is missing, incomplete or malformed.
+    """
+    config = read_config(folder)
+    try:
+        digest = hashlib.sha256(config.path.read_bytes()).hexdigest()
+        files = tuple((file.name, file.stat().st_size) for file in weight_files(folder).files)
+    except OSError as error:  # it changes at this moment
+        raise CheckpointError(
+            folder, f"cannot be read ({error.strerror or error}).", "Look at the folder."
+        ) from error
+    return ModelIdentity(digest, tuple(sorted(files)), config.num_layers)
+
+
+class Checkpoints:
+    """The checkpoints that a peer can take part with.
+
+    Each is read once and again when a file of it has changed.
+
+    Args:
+        paths: Folders of checkpoints, or folders that hold such folders.
+
+    Raises:
+        CheckpointError: A path is neither, or the only checkpoint is damaged.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.folders = tuple(dict.fromkeys(f for path in paths for f in _checkpoints_at(path)))
+        self._known: dict[Path, tuple[Signature, ModelIdentity]] = {}
+        if len(self.folders) == 1:
+            self.identity(self.folders[0])
+
+    def identity(self, folder: Path) -> ModelIdentity:
+        """The identity of one of :attr:`folders`, as it is now.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged.
+        """
+        signature = _signature(folder)
+        known = self._known.get(folder)
+        if known is None or known[0] != signature:
+            known = self._known[folder] = (signature, identify(folder))
+        return known[1]
+
+    def find(self, wanted: ModelIdentity) -> Path:
+        """The folder whose checkpoint is the ``wanted`` one.
+
+        Raises:
+            CheckpointMismatch: There is none; the text says how the closest one differs.
+        """
+        differences = {}
+        for folder in self.folders:
+            try:
+                found = self.identity(folder)
+            except MlxcelError as error:
+                differences[folder] = (str(error),)
+                continue
+            if found == wanted:
+                return folder
+            differences[folder] = tuple(_differences(wanted, found))
+        closest = min(differences, key=lambda folder: len(differences[folder]))
+        raise CheckpointMismatch(closest, differences[closest], len(differences) - 1)
+
+
+def _checkpoints_at(path: Path) -> Iterator[Path]:
+    """``path`` itself if it is a checkpoint, else those right below it."""
+    if path.is_dir() and not (path / CONFIG_FILE).is_file():
+        below = sorted(file.parent for file in path.glob(f"*/{CONFIG_FILE}"))
+        if below:
+            yield from (folder.absolute() for folder in below)
+            return
+    yield read_config(path).path.parent.absolute()
+
+
+def _signature(folder: Path) -> Signature:
+    try:
+        found = [(file.name, file.stat()) for file in folder.iterdir()]
+    except OSError as error:
+        raise CheckpointError(
+            folder, f"cannot be read ({error.strerror or error}).", "Look at the folder."
+        ) from error
+    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+
+
+def _differences(wanted: ModelIdentity, found: ModelIdentity) -> Iterator[str]:
+    if wanted.config != found.config:
+        layers = f" ({found.layers} layers, not {wanted.layers})"
+        yield f"{CONFIG_FILE} differs{layers if wanted.layers != found.layers else ''}"
+    theirs, ours = dict(wanted.files), dict(found.files)
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name not in ours:
+            yield f"{name} is missing"
+        elif name not in theirs:
+            yield f"{name} is one too many"
+        elif ours[name] != theirs[name]:
+            yield f"{name} has {ours[name]} bytes, not {theirs[name]}"

@@ -1,0 +1,210 @@
+"""A pipeline whose stages are workers on the peers of a cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import attrs
+
+from mlxcel.cluster.coordinator import Coordinator
+from mlxcel.cluster.heartbeat import DataPath
+from mlxcel.engine.model import Model
+from mlxcel.engine.started import started
+from mlxcel.errors import ChannelClosed, MlxcelError, PeerLost
+from mlxcel.pipeline.link import Inbox, Outbox
+from mlxcel.pipeline.pipeline import OnProgress, StageStatus
+from mlxcel.pipeline.report import Beat, Ended, Failed, Report
+from mlxcel.pipeline.socket_link import ConnectionInbox, ConnectionOutbox
+from mlxcel.pipeline.step import Step, StepFailed, Tokens
+from mlxcel.pipeline.workers import WorkerPipeline
+from mlxcel.transport.contract import Connection, Transport
+
+DATA_GRACES = 2.0
+"""Steps that nobody works on are stuck after so many times the grace of heartbeats."""
+
+LINK_SECONDS = 10.0
+"""How long a connection for data may take to be made."""
+
+
+class RemotePipeline(WorkerPipeline):
+    """One peer per stage, already activated.
+
+    What goes wrong with a peer becomes a :class:`PeerLost` that names it. Times that peers
+    measure with their own clocks are put right by the offsets of those.
+
+    Args:
+        coordinator: Connected and brought up; the pipeline releases its peers at the end.
+        transport: What carries the steps.
+        grace: Seconds of silence after which a node counts as lost.
+        credits, timeout: See :class:`WorkerPipeline`.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        transport: Transport,
+        *,
+        grace: float,
+        credits: int,
+        timeout: float,
+    ) -> None:
+        super().__init__(len(coordinator.members), credits=credits, timeout=timeout)
+        self._coordinator = coordinator
+        self._transport = transport
+        self._path = DataPath(self.count, DATA_GRACES * grace)
+        self._ended_stages: set[int] = set()
+        self._lost: PeerLost | None = None
+        self._given_up = False
+        self._changed = threading.Condition()
+
+    # What the engine asks for.
+
+    def submit(self, step: Step) -> None:
+        """See :meth:`WorkerPipeline.submit`."""
+        self._path.submitted(time.monotonic(), work=bool(step.tensors))
+        super().submit(step)
+
+    def receive(self) -> Tokens | StepFailed:
+        """See :meth:`WorkerPipeline.receive`."""
+        answer = super().receive()
+        self._path.answered(time.monotonic())
+        return answer
+
+    def poll(self) -> Tokens | StepFailed | None:
+        """See :meth:`WorkerPipeline.poll`."""
+        answer = super().poll()
+        if answer is not None:
+            self._path.answered(time.monotonic())
+        return answer
+
+    def take_hops(self) -> tuple[float, ...]:
+        """See :meth:`WorkerPipeline.take_hops`."""
+        ahead = -self._coordinator.offset(self.count - 1)
+        return _corrected(super().take_hops(), ahead)
+
+    def stop(self, *, drain: bool = True) -> tuple[StageStatus, ...]:
+        """See :meth:`WorkerPipeline.stop`; the peers are released."""
+        with self._changed:
+            self._given_up = self._given_up or not drain
+            self._changed.notify_all()
+        return super().stop(drain=not self._given_up)
+
+    # What the control plane tells, in its own thread.
+
+    def report(self, stage: int, report: Report) -> None:
+        """See :class:`mlxcel.cluster.coordinator.Listener`."""
+        ahead = self._coordinator.offset(stage)
+        match report:
+            case Failed(_, error):
+                member = self._coordinator.members[stage]
+                self.lost(stage, PeerLost(member.node, str(member.address), str(error)))
+            case Ended(_, busy, first, last):
+                self.reports.put(Ended(stage, busy, _ours(first, ahead), _ours(last, ahead)))
+                with self._changed:
+                    self._ended_stages.add(stage)
+                    self._changed.notify_all()
+            case Beat(hops=hops):
+                self._path.beat(stage, report.busy, report.steps, time.monotonic())
+                sender = self._coordinator.offset(stage - 1) if stage else 0.0
+                self.reports.put(attrs.evolve(report, hops=_corrected(hops, ahead - sender)))
+            case _:
+                self.reports.put(report)
+
+    def lost(self, stage: int, error: PeerLost) -> None:
+        """See :class:`mlxcel.cluster.coordinator.Listener`."""
+        with self._changed:
+            if self._given_up:
+                return
+            self._lost, self._given_up = error, True
+            self._changed.notify_all()
+        self.reports.put(Failed(stage, error))
+        self._close_links(str(error))  # wakes the engine, which then finds the report
+
+    def tick(self, now: float) -> None:
+        """See :class:`mlxcel.cluster.coordinator.Listener`."""
+        if (link := self._path.stuck(now)) is not None:
+            _, receiver = link.split("-")
+            stage = self.count - 1 if receiver == "engine" else int(receiver)
+            member = self._coordinator.members[stage]
+            what = (
+                f"nothing comes through the data link {link}, though the peers answer "
+                f"(a firewall, or a broken cable of the network for data)"
+            )
+            self.lost(stage, PeerLost(member.node, str(member.address), what))
+
+    def _launch(self) -> tuple[Outbox, Inbox]:
+        self._coordinator.listen(self)
+        last = self.count - 1
+        there = self._connect(0, "engine-0")
+        try:
+            back = self._connect(last, f"{last}-engine")
+        except BaseException:
+            there.close()
+            raise
+        first = ConnectionOutbox(there, "engine to stage 0", self.timeout, lambda value: value)
+        return first, ConnectionInbox(back, f"stage {last} to engine", self.credits + 1)
+
+    def _connect(self, stage: int, link: str) -> Connection:
+        session = self._coordinator.open_link(stage, link, LINK_SECONDS)
+        return self._transport.connection(
+            session.take_socket(), session.keys, session.address, "pp_activation"
+        )
+
+    def _join(self, deadline: float) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._given_up or len(self._ended_stages) == self.count,
+                max(0.0, deadline - time.monotonic()),
+            )
+            self._given_up = True  # what closes from now on is no failure
+        self._coordinator.release("the pipeline has stopped")
+        self._close_links("the pipeline has stopped")
+
+    def _close_links(self, reason: str) -> None:
+        for link in (self._first, self._last):
+            if link is not None:
+                link.close(reason)
+
+    def _cause(self, closed: ChannelClosed) -> MlxcelError:
+        cause = super()._cause(closed)
+        if cause is not closed:
+            return cause
+        if self._lost is not None:
+            return self._lost
+        member = self._coordinator.members[0 if closed.name.startswith("engine") else -1]
+        return PeerLost(member.node, str(member.address), str(closed))
+
+
+@contextmanager
+def running_remotely(
+    model: Model,
+    coordinator: Coordinator,
+    transport: Transport,
+    *,
+    grace: float,
+    timeout: float,
+    credits: int,
+    on_progress: OnProgress = lambda stage, done, total: None,
+) -> Iterator[RemotePipeline]:
+    """The model's pipeline on the peers, loaded; whatever happens inside, they are released.
+
+    Args:
+        model: What the peers have been offered.
+        coordinator, transport, grace, timeout, credits: See :class:`RemotePipeline`.
+    """
+    pipeline = RemotePipeline(coordinator, transport, grace=grace, credits=credits, timeout=timeout)
+    with started(pipeline, model, on_progress):
+        yield pipeline
+
+
+def _ours(reading: float | None, ahead: float) -> float | None:
+    """A reading of a clock that is ``ahead`` of ours, as ours would have shown it."""
+    return None if reading is None else reading - ahead
+
+
+def _corrected(hops: Sequence[float], ahead: float) -> tuple[float, ...]:
+    """Microseconds from a sender to a receiver whose clock is ``ahead`` of the sender's."""
+    return tuple(max(0.0, hop - ahead * 1e6) for hop in hops)

@@ -1,0 +1,54 @@
+"""Sockets in the event loop: what gate, dial and control channel share.
+
+Sockets, not streams, because a session's socket goes on to a thread or another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+PIECE = 16 << 10
+
+
+async def read_up_to(sock: socket.socket, size: int) -> bytes:
+    """The next ``size`` bytes; fewer if the other end closes before. Memory grows as they come.
+
+    Raises:
+        OSError: The connection broke.
+    """
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while len(data) < size:
+        piece = await loop.sock_recv(sock, min(size - len(data), PIECE))
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+async def read_exactly(sock: socket.socket, size: int) -> bytes:
+    """The next ``size`` bytes.
+
+    Raises:
+        OSError: The connection ended before, or broke.
+    """
+    data = await read_up_to(sock, size)
+    if len(data) < size:
+        raise ConnectionResetError(None, "the connection ended early")
+    return data
+
+
+def name_of(address: Any) -> str:
+    """``host:port`` of a socket's address, an IPv6 host in brackets."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def hang_up(sock: socket.socket) -> None:
+    """End the connection for both ends and close the socket; harmless when repeated."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()

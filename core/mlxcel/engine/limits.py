@@ -1,0 +1,32 @@
+"""What an operator allows, and the slots and steps that follow from it."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+
+@attrs.frozen
+class Limits:
+    """What an operator allows.
+
+    ``parallel`` sequences at once, ``batch`` rows in one step at most, ``micro_batch`` rows a
+    slot is filled up to (None: as many slots as stages), ``chunk`` prompt tokens in one step.
+    """
+
+    parallel: int = 32
+    batch: int = 32
+    micro_batch: int | None = None
+    chunk: int = 512
+
+
+def slots_for(stages: int, limits: Limits) -> int:
+    """The slots that circulate: one a stage at least, more if they are to stay small."""
+    rows = limits.micro_batch
+    return stages if rows is None else max(stages, math.ceil(limits.parallel / rows))
+
+
+def credits_for(stages: int, limits: Limits) -> int:
+    """Steps in flight at most: one a slot, two chunks a stage, one that gives batches back."""
+    return slots_for(stages, limits) + 2 * stages + 1
