@@ -367,6 +367,20 @@ class WorkerSilent(MlxcelError):
 
 
 @attrs.define(eq=False)
+class WorkerStartError(MlxcelError):
+    """A peer's worker process that ended before it had a stage; ``how`` says how."""
+
+    pid: int
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"the worker (process {self.pid}) that this peer keeps ready has ended: {self.how}. "
+            f"What it wrote to standard error says why."
+        )
+
+
+@attrs.define(eq=False)
 class WorkerMismatch(MlxcelError):
     """Two stages' processes that do not run the same software; ``what`` names the difference."""
 

@@ -225,7 +225,8 @@ class Plugins:
         """Register a hook plugin whole or not at all."""
         if self._manager.is_registered(plugin):
             return  # under another name
-        name = f"{entry.kind} {entry.name} ({entry.distribution})"
+        kind = "" if entry.kind == "hooks" else f"{entry.kind} "
+        name = f"{kind}{entry.name} ({entry.distribution})"
         try:
             self._manager.register(plugin, name)
             implementations = [

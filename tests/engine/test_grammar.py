@@ -87,7 +87,7 @@ def test_a_schema(accepts: Accepts, text: str, fits: bool) -> None:
         ({"enum": []}, "empty"),
         ({"type": "object", "x-guidance": {"whitespace_flexible": True}}, "x-guidance"),
         ({"const": float("nan")}, "JSON compliant"),
-        ({"const": "\ud800"}, "surrogates"),
+        ({"const": "\ud800"}, "ud800"),
         ({"const": {1, 2}}, "set"),
         ({"const": "x" * LONGEST_GRAMMAR}, "characters"),
     ],

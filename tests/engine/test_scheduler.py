@@ -6,10 +6,12 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxcel.engine.admission import MOST_GRAMMAR
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
 from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.scheduler import Scheduler
@@ -18,7 +20,7 @@ from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.family.caches import KVCacheKind
 from mlxcel.pipeline.operations import Filter, Release
-from mlxcel.pipeline.step import FAILED_ROW, Step, StepFailed, Tokens
+from mlxcel.pipeline.step import FAILED_GRAMMAR, FAILED_ROW, Step, StepFailed, Tokens
 from mlxcel.testing.doubles import ScriptedExecutor, specs
 
 KIND = KVCacheKind(1, 8, 8)
@@ -218,6 +220,18 @@ def test_short_prompts_share_a_step() -> None:
     assert bench.send()[0].tensors["tokens"].shape == (4, 3)
 
 
+def test_long_grammars_go_apart() -> None:
+    """The header of a step has a bound, so it brings only so many characters of grammars."""
+    bench = Bench(1, Limits(chunk=64))
+    half = "g" * (MOST_GRAMMAR // 2)
+    for index in range(5):
+        one = sequence(index, 4, 1)
+        one.request = attrs.evolve(one.request, grammar=half if index < 4 else None)
+        bench.scheduler.add(one)
+    rows = [step.tensors["tokens"].shape[0] for step in bench.send()]
+    assert rows == [2, 3]
+
+
 def test_rows_leave_with_the_next_step() -> None:
     """Who is finished is filtered out by the operations of the batch's next step."""
     bench = Bench(1, Limits(chunk=16))
@@ -266,17 +280,20 @@ def test_end_tokens_end_a_text_and_are_no_text() -> None:
     assert bench.outputs[-1].finish_reason == "stop"
 
 
-def test_a_row_that_fails_fails_alone() -> None:
-    """A row without numbers ends with an error; the others of its batch go on."""
+@pytest.mark.parametrize(
+    ("failure", "cause"), [(FAILED_ROW, "not numbers"), (FAILED_GRAMMAR, "grammar")]
+)
+def test_a_row_that_fails_fails_alone(failure: int, cause: str) -> None:
+    """A row without a token ends with an error; the others of its batch go on."""
     bench = Bench(
-        2, Limits(chunk=16), script=lambda request, made: FAILED_ROW if request == 1 else made
+        2, Limits(chunk=16), script=lambda request, made: failure if request == 1 else made
     )
     for index in range(3):
         bench.scheduler.add(sequence(index, 2, 3))
     bench.run()
     assert bench.tokens() == {0: [0, 1, 2], 1: [], 2: [0, 1, 2]}
     [error] = [output.error for output in bench.outputs if output.error]
-    assert "NaN" in str(error)
+    assert cause in str(error)
     bench.clean()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from mlxcel.engine.slot import (
     Request,
+    Start,
     Work,
     credits_for,
     micro_batch_size,
@@ -16,7 +17,7 @@ from mlxcel.engine.slot import (
     token_tensor,
 )
 from mlxcel.errors import UsageError
-from mlxcel.pipeline.operations import Finalize, Merge, New, Prepare, Sampling
+from mlxcel.pipeline.operations import Finalize, Merge, New, Prepare, Sampling, Trim
 
 SAMPLING = Sampling(temperature=0.5, seed=3)
 
@@ -37,6 +38,23 @@ def test_one_prompt() -> None:
 def test_one_token() -> None:
     """A prompt of one token is one step."""
     assert work((7,)) == [Work((New(0, 10, SAMPLING),), [[7]], sample=True)]
+
+
+def test_a_grammar_travels_with_the_new_row() -> None:
+    """It is sent once, with the tokens that end its text; rows without one get neither."""
+    requests = [Request(10, (1,), 5, SAMPLING, grammar="g"), Request(11, (2,), 5, SAMPLING)]
+    [only] = prompt_work(0, requests, 512, itertools.count(1), ends=(7, 8))
+    assert only.operations == (
+        New(1, 10, SAMPLING, grammar="g", ends=(7, 8)),
+        New(2, 11, SAMPLING),
+        Merge(0, (1, 2)),
+    )
+    start = Start(source=5, trim=2, cached=1)
+    [*_, last] = prompt_work(0, requests[:1], 512, itertools.count(1), start, (7,))
+    assert last.operations == (
+        New(0, 10, SAMPLING, source=5, grammar="g", ends=(7,)),
+        Trim(0, 2),
+    )
 
 
 @pytest.mark.parametrize(

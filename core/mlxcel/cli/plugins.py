@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mlxcel.plugins import BAD_STATES, Plugins
+from mlxcel.plugin_entries import BAD_STATES
+from mlxcel.plugins import Plugins
 
 if TYPE_CHECKING:
     from mlxcel.plugins import PluginRecord

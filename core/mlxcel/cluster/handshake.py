@@ -78,8 +78,7 @@ class Refuse:
 
 Verdict = Accept | OverCapacity | Refuse
 
-_VERDICTS: dict[int, type[Verdict]] = {0: Accept, 1: OverCapacity, 2: Refuse}
-_CODES = {cls: code for code, cls in _VERDICTS.items()}
+_CODES: dict[type[Verdict], int] = {Accept: 0, OverCapacity: 1, Refuse: 2}
 
 
 class WrongProof(WireError):
@@ -124,7 +123,8 @@ class Acceptor:
         said, proof = claim[:-PROOF], claim[-PROOF:]
         _check(proof, self._secret, _DIALER_PROOF, self.hello, said)
         self._claim = claim
-        return _read(said[CLAIM_PREFIX:], Introduction, "a claim")
+        introduction: Introduction = _read(said[CLAIM_PREFIX:], Introduction, "a claim")
+        return introduction
 
     def verdict(self, verdict: Verdict, introduction: Introduction) -> bytes:
         """What to answer after :meth:`read_claim`; ``introduction`` is the acceptor's own."""
@@ -175,11 +175,15 @@ class Dialer:
             raise WireError(f"a verdict of {len(verdict)} bytes")
         said, proof = verdict[:-PROOF], verdict[-PROOF:]
         _check(proof, self._secret, _ACCEPTOR_PROOF, self._hello, self._claim, said)
-        cls = _VERDICTS.get(said[0])
-        if cls is None:
-            raise WireError(f"unknown verdict {said[0]}")
         body: _VerdictBody = _read(said[VERDICT_PREFIX:], _VerdictBody, "a verdict")
-        return Refuse(body.reason) if cls is Refuse else cls(), body.introduction
+        match said[0]:
+            case 0:
+                return Accept(), body.introduction
+            case 1:
+                return OverCapacity(), body.introduction
+            case 2:
+                return Refuse(body.reason), body.introduction
+        raise WireError(f"unknown verdict {said[0]}")
 
     def keys(self) -> Keys:
         """The keys of the connection, after :meth:`claim`."""

@@ -14,8 +14,9 @@ import attrs
 from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
 
 RefusalReason = Literal[
-    "checkpoint", "version", "cluster", "family", "memory", "plan", "transport", "busy"
+    "checkpoint", "version", "cluster", "family", "memory", "plan", "transport", "busy", "config"
 ]
+"""What a peer cannot agree to; ``config`` is that it cannot write its TOML."""
 
 
 @attrs.frozen

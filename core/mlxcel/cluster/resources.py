@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mlxcel.checkpoint.weights_mode import RESERVE_BYTES
 from mlxcel.cluster.introduction import Introduction
+from mlxcel.cluster.topology import Topology
 from mlxcel.engine.model import Machine, Model
 from mlxcel.partition.memory import LARGEST, MemoryLimits
 
@@ -24,10 +25,21 @@ def weakest(peers: Sequence[Introduction]) -> Machine:
     )
 
 
-def memory_limits(peers: Sequence[Introduction]) -> MemoryLimits:
-    """What each peer may hold; one that does not say has no limit."""
-    sizes = tuple(peer.memory or LARGEST for peer in peers)
-    return MemoryLimits(sizes, reserve=min(RESERVE_BYTES, min(sizes) - 1))
+def reported_limits(peers: Sequence[Introduction]) -> MemoryLimits:
+    """What each peer says that it can hold; one that does not say has no limit."""
+    return _limits([peer.memory for peer in peers])
+
+
+def declared_limits(topology: Topology) -> MemoryLimits | None:
+    """What a hand-written topology says that its stages can hold; None if it says nothing."""
+    sizes = [node.memory_bytes for node in topology.stages]
+    return _limits([size or 0 for size in sizes]) if any(sizes) else None
+
+
+def _limits(sizes: Sequence[int]) -> MemoryLimits:
+    known = tuple(size or LARGEST for size in sizes)
+    # A peer with less than the reserve shall be named as too small, not the reserve as too large.
+    return MemoryLimits(known, reserve=min(RESERVE_BYTES, *(size - 1 for size in known)))
 
 
 def kv_budgets(

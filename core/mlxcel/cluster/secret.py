@@ -101,14 +101,14 @@ def create_secret(path: Path) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         os.link(part, path)  # whole or not at all, and never over another file
-    except FileExistsError as error:
-        raise FileError(
-            path,
-            "exists already.",
-            "Use it, or name another file; to replace it, delete it first and copy the new one "
-            "to all nodes.",
-        ) from error
     except OSError as error:
+        if os.path.lexists(path):
+            raise FileError(
+                path,
+                "exists already.",
+                "Use it, or name another file; to replace it, delete it first and copy the new "
+                "one to all nodes.",
+            ) from error
         raise FileError(
             path,
             f"cannot be written ({error.strerror or error}).",

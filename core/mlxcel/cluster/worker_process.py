@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mlxcel.errors import DeadlineError, MlxcelError, WireError, WorkerStartError
+from mlxcel.errors import DeadlineError, WireError, WorkerStartError
 from mlxcel.pipeline.control import (
     MAX_CONTROL,
     Alive,
@@ -25,6 +25,9 @@ from mlxcel.pipeline.launch import how_it_ended, worker_command
 from mlxcel.pipeline.report import Beat, Ended, Failed, Hello, Loaded, Loading
 
 FromStage = Loading | Loaded | Failed | Ended | Beat
+
+HANGING_SECONDS = 5.0
+"""How long a worker may go on after its control socket has closed."""
 
 _LENGTH = struct.Struct("<Q")
 
@@ -135,27 +138,34 @@ class WorkerProcess:
             self._control.shutdown(socket.SHUT_RDWR)
         done, _ = await asyncio.wait([self._life], timeout=grace)
         if not done:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self.kill()
             await asyncio.wait([self._life])
 
+    def kill(self) -> None:
+        """End the process at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
     async def _live(self) -> None:
-        try:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, WireError):
             await self._listen()
-        finally:
-            self.how = how_it_ended(await self._process.wait())
-            self._control.close()
-            self._said_hello.set()
-            self._on_end()
+        try:
+            code = await asyncio.wait_for(self._process.wait(), HANGING_SECONDS)
+        except TimeoutError:  # it has hung up on us and goes on
+            self.kill()
+            code = await self._process.wait()
+        self.how = how_it_ended(code)
+        self._control.close()
+        self._said_hello.set()
+        self._on_end()
 
     async def _listen(self) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_unix_connection(sock=self._control)
-            try:
-                while True:
-                    self._take(await _next(reader))
-            finally:
-                writer.transport.abort()
+        reader, writer = await asyncio.open_unix_connection(sock=self._control)
+        try:
+            while True:
+                self._take(await _next(reader))
+        finally:
+            writer.transport.abort()
 
     def _take(self, message: Control) -> None:
         self._heard = time.monotonic()

@@ -38,11 +38,11 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
     metrics = ServerMetrics(options.model_id)
     serving: Serving
 
-    def on_output(stream: Stream, output: Output) -> None:
+    def on_output(stream: Stream, output: Output, now: float) -> None:
         serving.backend.live.tokens(len(output.tokens))
-        _observe(metrics, stream, output)
+        _observe(metrics, stream, output, now)
 
-    dispatcher = Dispatcher(options.backlog, on_output)
+    dispatcher = Dispatcher(on_output)
 
     def on_end() -> None:
         dispatcher.call(serving.ended.set)
@@ -87,16 +87,17 @@ async def _stop(app: web.Application) -> None:
     await app[SERVING].stop(app[SERVING].options.drain_timeout)
 
 
-def _observe(metrics: ServerMetrics, stream: Stream, output: Output) -> None:
+def _observe(metrics: ServerMetrics, stream: Stream, output: Output, now: float) -> None:
     if not output.tokens:
         return
-    now = asyncio.get_running_loop().time()
     metrics.generated_tokens.inc(len(output.tokens))
-    if stream.latest is None:
+    number = output.request - stream.numbers.start
+    latest = stream.latest[number]
+    if latest is None:
         metrics.first_token_seconds.observe(now - stream.began)
     else:
-        metrics.inter_token_seconds.observe(now - stream.latest)
-    stream.latest = now
+        metrics.inter_token_seconds.observe(now - latest)
+    stream.latest[number] = now
 
 
 def _refused(metrics: ServerMetrics, diagnostic: AdmissionDiagnostic) -> None:

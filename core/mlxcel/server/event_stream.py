@@ -30,7 +30,7 @@ class EventStream:
     Attributes:
         response: The answer.
         spoken: When something was last sent (seconds of the loop's clock).
-        on_kept: Called when there is something to flush.
+        on_kept: Called when there is something to flush, or the client has gone.
     """
 
     def __init__(self, request: web.Request, patience: float, backlog: int) -> None:
@@ -64,10 +64,12 @@ class EventStream:
         """
         wire = self._direct
         if wire is not None and not self._kept and wire.get_write_buffer_size() < FULL:
-            if not wire.is_closing():
-                # As aiohttp would write it: one chunk of a chunked body.
-                wire.write(b"%x\r\n%b\r\n" % (len(events), events))
-                self.spoken = self._clock()
+            if wire.is_closing():
+                self.on_kept()  # so that whoever waits sees it
+                return
+            # As aiohttp would write it: one chunk of a chunked body.
+            wire.write(b"%x\r\n%b\r\n" % (len(events), events))
+            self.spoken = self._clock()
             return
         self._kept.append(events)
         if len(self._kept) > self._backlog:

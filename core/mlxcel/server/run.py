@@ -23,15 +23,23 @@ BACKLOG = 128
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, listen: bool = True) -> socket.socket:
     """A socket that listens on ``host`` and ``port``; port 0 takes a free one.
+
+    Args:
+        listen: Without it the port is taken, and whoever comes is turned away until :func:`serve`.
 
     Raises:
         AddressError: The port is in use, or the address is not one of this machine's.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        if listen:
+            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        return sock
     except OSError as error:
         raise AddressError(host, port, error.strerror or str(error)) from error
 

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 import attrs
 from aiohttp import web
 
 from mlxcel.engine.slot import Request
+from mlxcel.errors import Unavailable
 from mlxcel.observe.metrics import ServerMetrics
 from mlxcel.server.backend import Backend
-from mlxcel.server.dispatch import Dispatcher, Stream
-from mlxcel.server.event_stream import hang_up
+from mlxcel.server.dispatch import Dispatcher, Hear, Stream
 from mlxcel.server.options import Options
-from mlxcel.server.schema import Generation
+from mlxcel.server.tools import ToolFormat, find_tool_format
+
+SMALL_BODY = 4096
+"""Bytes of a body that is worked on in the event loop; larger ones go to a thread."""
+
+THREADS = 2
+"""Threads that work on bodies: more would only make all of them slower."""
+
+T = TypeVar("T")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Serving:
     """One app's settings, backend and figures.
 
     Attributes:
         ended: Set when the backend has failed.
+        threads: Where work on bodies runs that would hold the event loop up.
     """
 
     options: Options
@@ -31,42 +43,60 @@ class Serving:
     dispatcher: Dispatcher
     metrics: ServerMetrics
     ended: asyncio.Event = attrs.field(factory=asyncio.Event)
+    threads: ThreadPoolExecutor = attrs.field(
+        factory=lambda: ThreadPoolExecutor(THREADS, "mlxcel-body"), repr=False
+    )
+    _tool_format: asyncio.Future[ToolFormat] | None = None
 
     @property
     def context_size(self) -> int | None:
         """Tokens of a prompt and its answer together, if anything limits them."""
         return self.options.context_size or self.backend.context_size
 
-    @contextmanager
-    def submitted(
-        self, request: web.Request, prompt: Sequence[int], generation: Generation
-    ) -> Iterator[Stream]:
-        """Run a prompt and hear its outputs; what has not finished at the end is cancelled.
+    async def work(self, size: int, function: Callable[[], T]) -> T:
+        """``function()``, in a thread if the body it works on has many bytes.
 
         Raises:
-            MlxcelError: The engine does not take it.
+            Unavailable: The server has ended.
         """
-        with self.dispatcher.open(on_overflow=lambda: hang_up(request)) as stream:
-            self.backend.submit(
-                Request(
-                    stream.index,
-                    tuple(prompt),
-                    generation.max_tokens,
-                    generation.sampling,
-                    generation.stop,
-                    generation.ignore_eos,
-                )
-            )
-            self.metrics.prompt_tokens.inc(len(prompt))
+        return function() if size <= SMALL_BODY else await self._in_thread(function)
+
+    def tool_format(self) -> asyncio.Future[ToolFormat]:
+        """How the model writes calls of tools; looked for once, in a thread."""
+        if self._tool_format is None:
+            self._tool_format = self._in_thread(partial(find_tool_format, self.backend.tokenizer))
+        return asyncio.shield(self._tool_format)
+
+    def _in_thread(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        try:
+            return asyncio.get_running_loop().run_in_executor(self.threads, function)
+        except RuntimeError as error:
+            raise Unavailable("The server is shutting down.") from error
+
+    @contextmanager
+    def submitted(self, requests: Sequence[Request], hear: Hear) -> Iterator[Stream]:
+        """Run all of ``requests``, or none, and hear their outputs.
+
+        Their numbers are given here. What has not finished at the end is cancelled.
+
+        Raises:
+            MlxcelError: The engine does not take one of them.
+        """
+        with self.dispatcher.open(len(requests), hear) as stream:
+            taken: set[int] = set()
             try:
+                for number, request in zip(stream.numbers, requests, strict=True):
+                    self.backend.submit(attrs.evolve(request, index=number))
+                    taken.add(number)
                 yield stream
             finally:
-                if not stream.finished:
-                    self.backend.cancel(stream.index)
+                for number in taken & stream.open:
+                    self.backend.cancel(number)
 
     async def stop(self, drain: float) -> None:
         """End the backend; running requests get ``drain`` seconds. Again is harmless."""
         await asyncio.to_thread(self.backend.stop, drain=drain)
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
 
 SERVING = web.AppKey("serving", Serving)

@@ -104,13 +104,16 @@ class Grammars:
     def _read_tokenizer(self, ends: tuple[int, ...]) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        if not ends:
-            raise ValueError("the model has no end token, so no text can ever be complete")
         text = self._path.read_text(encoding="utf-8")
         try:
             return LLTokenizer(text, eos_token=list(ends))
-        except ValueError:  # an end token of the model may be one that the tokenizer lacks
-            return LLTokenizer(text, n_vocab=max(ends) + 1, eos_token=list(ends))
+        except ValueError:
+            # The model may end with ids that the tokenizer lacks, beside others.
+            size = LLTokenizer(text).vocab_size
+        known = [end for end in ends if end < size]
+        if not known:
+            raise ValueError("it knows none of the model's end tokens, so no text can end")
+        return LLTokenizer(text, eos_token=known)
 
 
 def _first_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.testing.tiny.recipe import Weights
@@ -84,7 +85,7 @@ def norms_less_one(weights: Weights) -> Weights:
     return {name: value - 1 if name.endswith(ends) else value for name, value in weights.items()}
 
 
-def not_numbers(shapes: dict[str, tuple[int, ...]], like: mx.array) -> Weights:
+def not_numbers(shapes: Mapping[str, tuple[int, ...]], like: mx.array) -> Weights:
     """Tensors that show in the logits if anything reads them, of the dtype of ``like``."""
     import mlx.core as mx
 

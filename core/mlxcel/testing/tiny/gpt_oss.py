@@ -79,7 +79,7 @@ def _packed_to_hub(weights: Weights, config: Config) -> Weights:
         gate, up, down = (weights[f"{experts}.{p}_proj.weight"] for p in ("gate", "up", "down"))
         both = {"gate_up_proj": _interleaved(gate, up, 1), "down_proj": down}
         for name, value in both.items():
-            packed, scales = mx.quantize(value, group_size=32, bits=4, mode="mxfp4")
+            packed, scales, *_ = mx.quantize(value, group_size=32, bits=4, mode="mxfp4")
             blocks = packed.view(mx.uint8)
             hub[f"{experts}.{name}_blocks"] = blocks.reshape(*blocks.shape[:-1], -1, 16)
             hub[f"{experts}.{name}_scales"] = scales

@@ -1,5 +1,4 @@
-"""Tiny Kimi K3 checkpoints: delta and latent attention, residual blocks, experts in a space
-of their own; one without residual blocks."""
+"""Tiny Kimi K3 checkpoints: delta and latent attention, latent experts; residual blocks or none."""
 
 from __future__ import annotations
 
@@ -71,10 +70,10 @@ def _to_hub(weights: Weights, config: Config) -> Weights:
         layer, _, leaf = name.partition(".self_attn.")
         if leaf == "qkv_proj.weight":
             parts = value.reshape(3, -1, value.shape[1])
-            hub |= {f"{layer}.self_attn.{p}_proj.weight": w for p, w in zip("qkv", parts)}
+            hub |= {f"{layer}.self_attn.{p}_proj.weight": parts[i] for i, p in enumerate("qkv")}
         elif leaf == "qkv_conv.conv.weight":  # [3 channels, width, 1]
             parts = value.moveaxis(1, 2).reshape(3, -1, 1, value.shape[1])
-            hub |= {f"{layer}.self_attn.{p}_conv1d.weight": w for p, w in zip("qkv", parts)}
+            hub |= {f"{layer}.self_attn.{p}_conv1d.weight": parts[i] for i, p in enumerate("qkv")}
         elif name.endswith(("_res_proj.weight", "_res_norm.weight")):
             hub[name.replace("_res_", "_res.").replace(".weight", "_weight")] = value
         else:

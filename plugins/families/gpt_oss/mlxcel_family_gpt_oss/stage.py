@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -33,7 +31,7 @@ class GptOssStage(TransformerStage):
                 renamed[f"{name.removesuffix('_bias')}.bias"] = value
             else:
                 renamed[name] = value
-        return cast(dict[str, mx.array], super().sanitize(model, renamed))
+        return super().sanitize(model, renamed)
 
     def mask_of(self, index: int, layer: nn.Module) -> Mask:
         if self.inner.layer_types[index] == "sliding_attention":

@@ -32,6 +32,7 @@ class KimiK3Stage(TransformerStage):
             return {"h": h}
         if self.last:
             return {"h": self._mixed(h, blocks)}
+        assert blocks.raw is not None, "the first layer begins a block"
         return {"h": h, BLOCKS: blocks.raw}
 
     def head_parts(self) -> set[str]:

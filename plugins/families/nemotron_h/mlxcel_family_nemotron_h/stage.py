@@ -33,6 +33,7 @@ class PaddedMixer(NemotronHMamba2Mixer):
         """The selective scan of one step: [rows, length, inner] to the same."""
         rows, length, inner = hidden_states.shape
         groups = (rows, length, self.n_groups, self.ssm_state_size)
+        assert self.time_step_limit is not None, "the arguments of the model fill it in"
         real = None if cache.lengths is None else mx.clip(cache.lengths, 0, length)
         out, cache[1] = ssm_update(
             hidden_states.reshape(rows, length, self.num_heads, self.head_dim),

@@ -1,0 +1,316 @@
+"""What a peer does next: its states, without sockets, processes or a clock of its own.
+
+A peer waits; a coordinator connects; its offer is judged and accepted; all have accepted, and it
+commits; all have committed, and it activates: the stage starts, and runs when its links are made.
+Whatever goes wrong on the way, the peer ends the session and waits again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import attrs
+
+from mlxcel.cluster.handshake import Accept, Refuse, Verdict
+from mlxcel.cluster.introduction import Introduction
+from mlxcel.cluster.messages import (
+    Accepted,
+    Activate,
+    Activated,
+    Commit,
+    Committed,
+    Offer,
+    Ping,
+    Refused,
+    Release,
+    Reported,
+    ToCoordinator,
+    ToPeer,
+)
+from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
+
+State = Literal["waiting", "connected", "judging", "offered", "committed", "starting", "active"]
+
+PATIENCE = 30.0
+"""Seconds that the coordinator may take between two questions, and all nodes to make the links."""
+
+_IN_SESSION = ("offered", "committed", "starting", "active")
+
+
+@attrs.frozen
+class Send:
+    """Tell the coordinator."""
+
+    message: ToCoordinator
+
+
+@attrs.frozen
+class Judge:
+    """Look whether the offer can be met, and say so with :meth:`PeerState.judged`."""
+
+    offer: Offer
+
+
+@attrs.frozen
+class Start:
+    """Write the TOML, make the links and give the worker its job; ``folder`` has the checkpoint.
+
+    When the TOML is written, :meth:`PeerState.written` says so.
+    """
+
+    offer: Offer
+    folder: Path
+
+
+@attrs.frozen
+class Abandon:
+    """End the session: close its links, and its stage if it was ``started``."""
+
+    offer: Offer
+    reason: str
+    started: bool
+
+
+@attrs.frozen
+class HangUp:
+    """Close the control connection."""
+
+
+@attrs.frozen
+class Log:
+    """A line for the operator."""
+
+    text: str
+
+
+Effect = Send | Judge | Start | Abandon | HangUp | Log
+
+
+def incoming_links(offer: Offer) -> frozenset[str]:
+    """The links that others dial: the one that brings steps, and the last stage's answers."""
+    last = offer.stage == offer.stages - 1
+    before = "engine" if offer.stage == 0 else str(offer.stage - 1)
+    links = {f"{before}-{offer.stage}"}
+    return frozenset(links | {f"{offer.stage}-engine"} if last else links)
+
+
+def outgoing_link(offer: Offer) -> str | None:
+    """The link that this stage dials; None for the last stage, whom the coordinator dials."""
+    return None if offer.following is None else f"{offer.stage}-{offer.stage + 1}"
+
+
+@attrs.define
+class PeerState:
+    """The peer's side of a bring-up and of the run that follows.
+
+    Args:
+        cluster: The name of the cluster that it belongs to.
+        grace: Seconds of silence after which the coordinator counts as lost.
+        now: Seconds of a monotonic clock, as everywhere here.
+        patience: Seconds that a step of the bring-up may take.
+
+    Attributes:
+        state: Where it is.
+        coordinator: The address of the connected coordinator; empty if there is none.
+        offer: What it is held to, or about to be.
+        sessions: How many stages it has started.
+    """
+
+    cluster: str
+    grace: float
+    _ticked: float = attrs.field(alias="now")
+    patience: float = PATIENCE
+    state: State = attrs.field(default="waiting", init=False)
+    coordinator: str = attrs.field(default="", init=False)
+    offer: Offer | None = attrs.field(default=None, init=False)
+    sessions: int = attrs.field(default=0, init=False)
+    _folder: Path | None = attrs.field(default=None, init=False)
+    _heard: float = attrs.field(default=0.0, init=False)
+    _deadline: float | None = attrs.field(default=None, init=False)
+    _links: set[str] = attrs.field(factory=set, init=False)
+    _goodbye: bool = attrs.field(default=False, init=False)
+
+    # Who comes in.
+
+    def verdict(self, dialer: Introduction) -> Verdict:
+        """Whether a dialer that knows the secret is welcome."""
+        if dialer.cluster != self.cluster:
+            return Refuse(
+                f"this peer belongs to the cluster {self.cluster!r}, not {dialer.cluster!r}. "
+                f"Give all nodes one --cluster-name."
+            )
+        if dialer.purpose.kind == "data":
+            return self._verdict_on_link(dialer)
+        if dialer.role != "coordinator":
+            return Refuse("only a coordinator can take a peer into its cluster.")
+        if self.coordinator:
+            return Refuse(
+                f"it is busy with the session of {self.coordinator}. Stop that coordinator first, "
+                f"or use other peers."
+            )
+        return Accept()
+
+    def _verdict_on_link(self, dialer: Introduction) -> Verdict:
+        purpose = dialer.purpose
+        if (
+            self.offer is None
+            or self.state not in _IN_SESSION
+            or purpose.session != self.offer.session
+        ):
+            return Refuse("it is in no session of that name. Start the coordinator again.")
+        if purpose.link not in incoming_links(self.offer) - self._links:
+            return Refuse(f"it waits for no link {purpose.link!r}. Start the coordinator again.")
+        return Accept()
+
+    def connected(self, address: str, now: float) -> list[Effect]:
+        """A coordinator's control connection is there; there must be no other."""
+        assert not self.coordinator, "the verdict looks after that"
+        self.state, self.coordinator, self._heard = "connected", address, now
+        return [Log(f"the coordinator at {address} has connected")]
+
+    def linked(self, link: str, now: float) -> list[Effect]:
+        """One of the session's links is made, from whichever end."""
+        self._links.add(link)
+        return self._proceed(now)
+
+    # What the coordinator says.
+
+    def receive(self, message: ToPeer, now: float) -> list[Effect]:
+        """The coordinator has said something. Pings are for whoever has the clock to answer."""
+        self._heard = now
+        match message:
+            case Ping():
+                return []
+            case Offer() if self.state == "connected":
+                self.state, self.offer = "judging", message
+                return [Judge(message)]
+            case Offer():
+                text = "it has been offered a stage already. Start the coordinator again."
+                return [Send(Refused(message.session, "busy", text))]
+        if self.offer is None or message.session != self.offer.session:
+            return []
+        match message:
+            case Commit() if self.state == "offered":
+                self.state, self._deadline = "committed", now + self.patience
+                return [Send(Committed(message.session))]
+            case Activate() if self.state == "committed":
+                assert self._folder is not None, "judged() has set it"
+                self.state, self._deadline = "starting", now + self.patience
+                self.sessions += 1
+                return [Start(self.offer, self._folder)]
+            case Release(reason=reason):
+                return self._abandon(reason)
+        name = type(message).__name__
+        return [*self._abandon(f"a {name} out of turn"), HangUp()]
+
+    def judged(self, verdict: Path | Refused, now: float) -> list[Effect]:
+        """The offer has been looked at: the checkpoint's folder, or a refusal."""
+        offer = self.offer
+        if self.state != "judging" or offer is None:
+            return []  # the coordinator has gone meanwhile
+        if isinstance(verdict, Refused):
+            self.state, self.offer = "connected", None
+            return [Send(verdict), Log(f"refused an offer ({verdict.reason}): {verdict.text}")]
+        self.state, self._folder, self._deadline = "offered", verdict, now + self.patience
+        layers = f"layers {offer.start}-{offer.stop - 1}"
+        return [
+            Send(Accepted(offer.session)),
+            Log(f"accepted to be stage {offer.stage} of {offer.stages}: {layers} of {verdict}"),
+        ]
+
+    def written(self, problem: str | None, now: float) -> list[Effect]:
+        """The TOML has been written, or could not be because of ``problem``."""
+        if self.state != "starting" or self.offer is None:
+            return []
+        if problem is not None:
+            refusal = Refused(self.offer.session, "config", problem)
+            return [Send(refusal), *self._abandon(problem)]
+        return [Send(Activated(self.offer.session)), *self._proceed(now)]
+
+    def lost(self, why: str) -> list[Effect]:
+        """The control connection is gone."""
+        if not self.coordinator:
+            return []
+        effects = self._abandon(f"the coordinator at {self.coordinator} is gone: {why}")
+        if not effects:
+            effects = [Log(f"the coordinator at {self.coordinator} has left: {why}")]
+        self.state, self.coordinator, self.offer = "waiting", "", None
+        return effects
+
+    # What the worker says.
+
+    def reported(self, report: Loading | Loaded | Failed | Ended | Beat) -> list[Effect]:
+        """The worker of the session says something."""
+        offer = self.offer
+        if offer is None or self.state not in ("starting", "active"):
+            return []
+        effects: list[Effect] = [Send(Reported(offer.session, report))]
+        match report:
+            case Loaded(_, size, seconds):
+                text = f"ready as stage {offer.stage}: {size} bytes in {seconds:.1f} s"
+                effects.append(Log(text))
+            case Failed(_, error):
+                self._goodbye = True
+                effects.append(Log(f"stage {offer.stage} has failed: {error}"))
+            case Ended():
+                self._goodbye = True
+        return effects
+
+    def failed(self, error: Exception) -> list[Effect]:
+        """The worker, or what should have become its links, is gone."""
+        if self.offer is None or self._goodbye:
+            return []
+        return self.reported(Failed(self.offer.stage, error))
+
+    # Time.
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed; call it a few times within the grace.
+
+        Time in which nobody called it (this process was stopped, the machine slept) is not held
+        against the coordinator.
+        """
+        asleep = max(0.0, now - self._ticked - self.grace / 2)
+        self._ticked = now
+        if not self.coordinator:
+            return []
+        self._heard += asleep
+        if (silent := now - self._heard) > self.grace:
+            return [*self.lost(f"no sign of life for {silent:.1f} s"), HangUp()]
+        if self._deadline is None:
+            return []
+        self._deadline += asleep
+        if now <= self._deadline:
+            return []
+        waited = {"offered": "no commit", "committed": "no activation"}.get(self.state)
+        if waited is not None:
+            why = f"{waited} within {self.patience:g} s"
+            return [*self._abandon(why), HangUp()]
+        missing = ", ".join(sorted(self._missing()))
+        self._deadline = None
+        return self.failed(LinksMissing(missing, self.patience))
+
+    def _missing(self) -> set[str]:
+        if self.offer is None:
+            return set()
+        outgoing = outgoing_link(self.offer)
+        wanted = incoming_links(self.offer) | ({outgoing} if outgoing else set())
+        return set(wanted - self._links)
+
+    def _proceed(self, now: float) -> list[Effect]:
+        """The stage runs when all its links are made."""
+        if self.state != "starting" or self._missing():
+            return []
+        self.state, self._deadline = "active", None
+        return []
+
+    def _abandon(self, reason: str) -> list[Effect]:
+        """End the session, if there is any; the coordinator stays connected."""
+        offer, started = self.offer, self.state in ("starting", "active")
+        self.state, self.offer, self._folder = "connected", None, None
+        self._deadline, self._goodbye = None, False
+        self._links.clear()
+        if offer is None:
+            return []
+        return [Abandon(offer, reason, started), Log(f"released: {reason}")]

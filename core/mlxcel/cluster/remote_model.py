@@ -1,0 +1,150 @@
+"""A model planned for the peers of a cluster, and what each peer is offered of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from mlxcel.checkpoint.weights_mode import RESERVE_BYTES
+from mlxcel.cluster.identity import identify
+from mlxcel.cluster.introduce import used_plugins
+from mlxcel.cluster.introduction import Introduction
+from mlxcel.cluster.messages import Offer
+from mlxcel.cluster.plan_digest import plan_digest
+from mlxcel.cluster.resources import declared_limits, reported_limits, weakest
+from mlxcel.cluster.topology import Topology
+from mlxcel.cluster.topology_toml import emit_topology
+from mlxcel.engine.model import Model, plan_model
+from mlxcel.errors import MemoryBudgetError
+from mlxcel.partition.assignment import StageAssignment
+from mlxcel.partition.balance import BalanceBy
+from mlxcel.partition.cache_bytes import Workload
+from mlxcel.plugins import Plugins
+
+CONTEXT = 2048
+"""Tokens of one sequence that every plan leaves room for, unless the operator says otherwise."""
+
+
+@attrs.frozen
+class Wishes:
+    """What the operator wants of the plan; see the flags of ``mlxcel serve``.
+
+    ``kv_budget`` are the cache bytes of every stage, ``context`` the tokens of one sequence that
+    must fit where there is no such budget.
+    """
+
+    dtype: str = "auto"
+    weights: str = "auto"
+    layers: str | None = None
+    by: BalanceBy = "bytes"
+    kv_budget: int | None = None
+    context: int = CONTEXT
+    chunk: int = 512
+
+
+def plan_remotely(
+    path: Path,
+    plugins: Plugins,
+    topology: Topology,
+    peers: Sequence[Introduction],
+    wishes: Wishes,
+    *,
+    probe: bool,
+) -> Model:
+    """Divide the model at ``path`` among ``peers``, the stages of ``topology`` in their order.
+
+    Args:
+        probe: Whether the memory that peers report limits their stages. Without it only what
+            the topology declares does, so that every node comes to the same plan by itself.
+
+    Raises:
+        MemoryBudgetError: A peer has too little memory; the error names it.
+        MlxcelError: See :func:`mlxcel.engine.model.plan_model`.
+    """
+    limits = reported_limits(peers) if probe else declared_limits(topology)
+    workload = None
+    if limits is not None and wishes.kv_budget is not None:
+        limits = attrs.evolve(limits, reserve=limits.reserve + wishes.kv_budget)
+    elif limits is not None:
+        workload = Workload(wishes.context, chunk=wishes.chunk)
+    layers = wishes.layers or topology_layers(topology)
+    nodes = [f"{node.id} @ {node.address}" for node in topology.stages]
+    try:
+        model = plan_model(
+            path,
+            plugins,
+            weakest(peers),
+            dtype=wishes.dtype,
+            weights=wishes.weights,
+            size=len(peers),
+            layers=layers,
+            by=wishes.by,
+            workload=workload,
+            limits=limits,
+        )
+    except MemoryBudgetError as error:
+        raise attrs.evolve(
+            error,
+            device=nodes[error.stage],
+            way_out=f"Free memory there ({RESERVE_BYTES} bytes of it stay in reserve), or use more "
+            f"stages, quantized weights, or a smaller --ctx-size or --kv-cache-budget.",
+        ) from None
+    stages = tuple(
+        attrs.evolve(stage, device_id=node.id)
+        for stage, node in zip(model.plan.stages, topology.stages, strict=True)
+    )
+    return attrs.evolve(model, plan=attrs.evolve(model.plan, stages=stages))
+
+
+def topology_layers(topology: Topology) -> str | None:
+    """The layers that a hand-written topology gives its stages, as ``--pp-layers`` writes them."""
+    ranges = topology.layers
+    if ranges is None:
+        return None
+    return ",".join(f"{layers.start}-{layers.stop - 1}" for layers in ranges)
+
+
+def make_offers(
+    model: Model, topology: Topology, ours: Introduction, *, credits: int, timeout: float
+) -> tuple[Offer, ...]:
+    """What each peer is to be; all offers are of one new session.
+
+    Args:
+        ours: The coordinator's introduction.
+        credits: Steps in flight at most.
+        timeout: Seconds that any one wait of a stage may last.
+    """
+    identity = identify(model.checkpoint.path)
+    stages: tuple[StageAssignment, ...] = model.plan.stages
+    session = secrets.token_hex(16)
+    digest = plan_digest(identity, model.family, [stage.layer_range for stage in stages])
+    text = emit_topology(topology)
+    addresses = [str(node.address) for node in topology.stages]
+    return tuple(
+        Offer(
+            session=session,
+            node=stage.device_id,
+            family=model.family,
+            stage=stage.stage_index,
+            stages=len(stages),
+            start=stage.layer_range.start,
+            stop=stage.layer_range.stop,
+            cast=model.dtype.cast,
+            dequantize=model.weights.dequantize,
+            identity=identity,
+            topology=text,
+            digest=digest,
+            cluster=topology.name,
+            versions=dict(ours.versions),
+            plugins=dict(used_plugins(model.plugins, model.family, topology.transport_backend)),
+            bytes=stage.estimated_memory_bytes,
+            transport=topology.transport_backend,
+            credits=credits,
+            timeout=timeout,
+            following=following,
+        )
+        for stage, following in zip(stages, [*addresses[1:], None], strict=True)
+    )
