@@ -141,9 +141,10 @@ def test_planning_modules_import_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_partition_and_plugins_need_no_mlx() -> None:
-    """A plan is made where MLX is not even installed."""
+def test_planning_and_coordinating_need_no_mlx() -> None:
+    """A plan is made, and a coordinator runs, where MLX is not even installed."""
     packages = ("mlxcel.partition", "mlxcel.plugins", "mlxcel.hookspecs", "mlxcel.family.contract")
+    packages += ("mlxcel.cluster", "mlxcel.server")
     planning = [name for name in CORE_MODULES if within(name, packages)]
     source = (
         f"import importlib, sys\n"

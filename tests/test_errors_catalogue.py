@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +19,9 @@ import pytest
 
 from mlxcel.cli import fetch_demo_model
 from mlxcel.cli.main import run
+from mlxcel.cluster.addresses import Address, parse_addresses
+from mlxcel.cluster.beacon import Beacon
+from mlxcel.cluster.discovery import Found
 from mlxcel.pipeline.processes import ProcessPipeline
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
@@ -67,6 +72,16 @@ class World:
     tiny: Callable[..., Path]
     make_site: Callable[[str], Any]
     monkeypatch: pytest.MonkeyPatch
+    sockets: contextlib.ExitStack
+
+    def occupy(self, kind: int, *, listen: bool = False) -> int:
+        """The number of a port that another program has until the test is over."""
+        sock = self.sockets.enter_context(socket.socket(socket.AF_INET, kind))
+        sock.bind(("127.0.0.1", 0))
+        if listen:
+            sock.listen()
+        port: int = sock.getsockname()[1]
+        return port
 
     def copy(self, name: str = "llama", **options: Any) -> Path:
         """A tiny checkpoint that may be damaged."""
@@ -882,6 +897,235 @@ def _(world: World) -> list[str]:
     return generate(world.copy(), "--no-plugin", "never_heard_of")
 
 
+# A cluster
+
+PEERS = "198.51.100.1:19001,198.51.100.2:19001"
+
+CLUSTER_TOML = """
+[cluster]
+pipeline_parallel_size = 2
+[[nodes]]
+id = "stage-0"
+address = "198.51.100.1:19001"
+role = "pipeline_stage"
+stage = 0
+[[nodes]]
+id = "stage-1"
+address = "198.51.100.2:19001"
+role = "pipeline_stage"
+stage = 1
+"""
+
+
+def node(world: World, *flags: str) -> list[str]:
+    """A node without a secret, whose files go into a folder of their own."""
+    for name in ("MLXCEL_CLUSTER_SECRET", "MLXCEL_CLUSTER_SECRET_FILE"):
+        world.monkeypatch.delenv(name, raising=False)
+    world.monkeypatch.chdir(world.tmp_path)
+    (world.tmp_path / "model").mkdir()
+    return ["serve", "-m", "model", "--port", "0", *flags]
+
+
+def coordinator(world: World, *flags: str, peers: str = PEERS) -> list[str]:
+    return node(world, "--pp-auto", "2", "--cluster-peers", peers, *flags)
+
+
+def checked(world: World, old: str = "", new: str = "", *, name: str = "cluster.toml") -> list[str]:
+    """A check of the cluster's file, where ``new`` stands instead of ``old``."""
+    assert old in CLUSTER_TOML
+    (world.tmp_path / "cluster.toml").write_text(CLUSTER_TOML.replace(old, new, 1))
+    return ["cluster", "check", str(world.tmp_path / name)]
+
+
+def beacons(world: World, *flags: str) -> list[str]:
+    """A coordinator that listens for beacons for a moment."""
+    wait = "--pp-auto 2 --dry-run --cluster-discovery mdns --cluster-discovery-timeout 0.01"
+    command = node(world, *wait.split(), *flags)
+    world.monkeypatch.setenv("MLXCEL_CLUSTER_SECRET", "x" * 32)
+    return command
+
+
+def taken(world: World) -> str:
+    """The address of a port that another program has."""
+    return f"127.0.0.1:{world.occupy(socket.SOCK_STREAM, listen=True)}"
+
+
+@provokes("<flag> does not go with <what>: <reason>")
+def _(world: World) -> list[str]:
+    return coordinator(world, "--pp-layers", "0-1,2-3")
+
+
+@provokes("--pp-auto <n> does not know its peers.")
+def _(world: World) -> list[str]:
+    return node(world, "--pp-auto", "2")
+
+
+@provokes("--cluster-peers lists <n> of the <n> peers")
+def _(world: World) -> list[str]:
+    return coordinator(world, peers="198.51.100.1:19001")
+
+
+@provokes("--cluster-peers: '<text>' has no port.")
+def _(world: World) -> list[str]:
+    return coordinator(world, peers="198.51.100.1,198.51.100.2")
+
+
+@provokes(
+    "--cluster-peers: node '<id>' has the loopback address <address>, which node '<id>' at "
+    "<address> could not dial."
+)
+def _(world: World) -> list[str]:
+    return coordinator(world, "--dry-run", peers="198.51.100.1:19001,127.0.0.1:19001")
+
+
+@provokes("--pp-peer with static discovery does not know where to listen.")
+def _(world: World) -> list[str]:
+    return node(world, "--pp-peer")
+
+
+@provokes(
+    "--cluster-control-addr <address>: nobody can dial it, and no beacon tells the others more."
+)
+def _(world: World) -> list[str]:
+    return node(world, "--pp-peer", "--cluster-control-addr", "0.0.0.0:19001")
+
+
+@provokes("--port <n> is the port of the cluster's address <address> too.")
+def _(world: World) -> list[str]:
+    return coordinator(world, "--port", "19000")
+
+
+@provokes("The cluster's secret cannot be used:")
+def _(world: World) -> list[str]:
+    return coordinator(world)
+
+
+@provokes("The cluster's secret of <source> cannot be used: <problem>")
+def _(world: World) -> list[str]:
+    command = coordinator(world)
+    world.monkeypatch.setenv("MLXCEL_CLUSTER_SECRET", "short")
+    return command
+
+
+@provokes("mlxcel: warning: <file> is open to other users of this machine")
+def _(world: World) -> list[str]:
+    (world.tmp_path / "key").write_text("x" * 32)
+    (world.tmp_path / "key").chmod(0o644)
+    world.monkeypatch.setattr(
+        "mlxcel.cluster.dry_run.find_peers",
+        lambda options: Found(parse_addresses(PEERS, "")),
+    )
+    flags = "--pp-auto 2 --cluster-discovery mdns --cluster-secret-file key --dry-run"
+    return node(world, *flags.split())
+
+
+@provokes("<file> exists already.")
+def _(world: World) -> list[str]:
+    (world.tmp_path / "key").touch()
+    return ["cluster", "secret", str(world.tmp_path / "key")]
+
+
+@provokes("<file> cannot be written")
+def _(world: World) -> list[str]:
+    return coordinator(world, "--dry-run", "--cluster-config-out", "model")
+
+
+@provokes("<file>: it cannot be read")
+def _(world: World) -> list[str]:
+    return checked(world, name="other.toml")
+
+
+@provokes("<file>: it is no TOML:")
+def _(world: World) -> list[str]:
+    return checked(world, "[cluster]", "[cluster")
+
+
+@provokes("<file>: <table> has the unknown key '<key>'.")
+def _(world: World) -> list[str]:
+    return checked(world, "address", "adress")
+
+
+@provokes("<file>: <table>: '<key>' is <value>.")
+def _(world: World) -> list[str]:
+    return checked(world, "stage = 1", 'stage = "1"')
+
+
+@provokes("<file>: <table> has no '<key>'.")
+def _(world: World) -> list[str]:
+    return checked(world, 'role = "pipeline_stage"\n', "")
+
+
+@provokes("<file>: <n> nodes hold a stage, where pipeline_parallel_size is <n>.")
+def _(world: World) -> list[str]:
+    return checked(world, "pipeline_parallel_size = 2", "pipeline_parallel_size = 3")
+
+
+@provokes("<file>: '<id>' and '<id>' both have stage <n>.")
+def _(world: World) -> list[str]:
+    return checked(world, "stage = 1", "stage = 0")
+
+
+@provokes("<file>: tensor_parallel_size = <n>:")
+def _(world: World) -> list[str]:
+    ranks = "pipeline_parallel_size = 1\ntensor_parallel_size = 2"
+    command = checked(world, "pipeline_parallel_size = 2", ranks)
+    file = Path(command[-1])
+    text = (
+        file.read_text().replace("pipeline_stage", "2d").replace("stage = 1", "stage = 0\nrank=1")
+    )
+    file.write_text(text.replace("stage = 0\n[[", "stage = 0\nrank=0\n[["))
+    return command
+
+
+@provokes("<place>: no transport '<name>' is installed")
+def _(world: World) -> list[str]:
+    return coordinator(world, "--transport-backend", "never_heard_of")
+
+
+@provokes("<place>: '<role>' is a role of disaggregated serving")
+def _(world: World) -> list[str]:
+    return checked(world, "pipeline_stage", "prefill")
+
+
+@provokes("--node-id <id>: <file> has no such node.")
+def _(world: World) -> list[str]:
+    file = checked(world)[-1]
+    return node(world, "--distributed-config", file, "--node-id", "stage-7")
+
+
+@provokes("<n> of <n> peers announced themselves on UDP port <n> within <n> s.")
+def _(world: World) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = str(sock.getsockname()[1])
+    return beacons(world, "--cluster-discovery-port", port)
+
+
+@provokes("UDP port <n> cannot be used: <cause>.")
+def _(world: World) -> list[str]:
+    return beacons(world, "--cluster-discovery-port", str(world.occupy(socket.SOCK_DGRAM)))
+
+
+@provokes("this node cannot listen on <address>: <cause>.")
+def _(world: World) -> list[str]:
+    return coordinator(world, "--dry-run", "--cluster-control-addr", taken(world))
+
+
+@provokes("<address>, where <node> would listen, cannot be used: no mlxcel peer answers there")
+def _(world: World) -> list[str]:
+    world.monkeypatch.setattr("mlxcel.cluster.port_probe.HELLO_SECONDS", 0.01)
+    return coordinator(world, "--dry-run", peers=f"{taken(world)},{taken(world)}")
+
+
+@provokes("<address> runs <version>; here it is <version>.")
+def _(world: World) -> list[str]:
+    beacon = Beacon("demo", Address("198.51.100.1", 19001), "0.0.1", 4)
+    world.monkeypatch.setattr(
+        "mlxcel.cluster.dry_run.find_peers", lambda options: Found((), (beacon,))
+    )
+    return coordinator(world, "--dry-run")
+
+
 # The tests
 
 
@@ -891,8 +1135,9 @@ def world(
     tiny: Callable[..., Path],
     make_site: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
-) -> World:
-    return World(tmp_path, tiny, make_site, monkeypatch)
+) -> Iterator[World]:
+    with contextlib.ExitStack() as sockets:
+        yield World(tmp_path, tiny, make_site, monkeypatch, sockets)
 
 
 def test_every_row_is_provoked_and_every_provocation_has_a_row() -> None:

@@ -19,7 +19,7 @@ def test_bench_engine(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     """Every figure of the engine's bench is there and positive."""
     assert run(["bench", "engine", "-m", str(tiny("llama")), "--repeats", "1", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(rows) == 3
+    assert len(rows) == 5
     assert all(row["spread"]["median"] > 0 for row in rows)
 
 

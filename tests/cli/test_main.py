@@ -42,7 +42,15 @@ def raiser(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["--version"], ["generate", "--help"], ["plugins", "--help"]]
+    "argv",
+    [
+        ["--help"],
+        ["--version"],
+        ["generate", "--help"],
+        ["serve", "--help"],
+        ["cluster", "--help"],
+        ["plugins", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     """Help is quick: neither MLX nor mlx-lm nor transformers is imported."""

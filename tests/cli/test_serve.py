@@ -18,7 +18,7 @@ from typing import IO, Any
 import pytest
 
 from mlxcel.cli.main import build_parser, run
-from mlxcel.cli.serve import _options, _settings
+from mlxcel.cli.serve import engine_settings, server_options
 from mlxcel.engine.limits import Limits
 
 BIN = Path(sys.executable).parent
@@ -92,11 +92,16 @@ def parsed(*flags: str) -> Any:
 def test_settings_come_from_flags() -> None:
     """Each flag reaches the setting it names."""
     flags = "--parallel 5 --max-batch-size 6 --pp-micro-batch-size 2 --prefill-chunk-size 7"
-    settings = _settings(parsed(*flags.split(), "--max-queue-depth", "8", "--queue-timeout", "9"))
+    settings = engine_settings(
+        parsed(*flags.split(), "--max-queue-depth", "8", "--queue-timeout", "9")
+    )
     assert settings.limits == Limits(parallel=5, batch=6, micro_batch=2, chunk=7)
     assert (settings.queue_depth, settings.queue_timeout) == (8, 9)
-    assert _settings(parsed()).limits == Limits(32, 32, None, 512)
-    assert (_settings(parsed()).prefixes, _settings(parsed("--prefix-cache", "0")).prefixes) == (
+    assert engine_settings(parsed()).limits == Limits(32, 32, None, 512)
+    assert (
+        engine_settings(parsed()).prefixes,
+        engine_settings(parsed("--prefix-cache", "0")).prefixes,
+    ) == (
         64,
         0,
     )
@@ -113,14 +118,14 @@ def test_options_come_from_flags(tmp_path: Path) -> None:
         str(keys),
         *"--alias tiny --ctx-size 64".split(),
     ]
-    options = _options(parsed(*flags, "--metrics", "--max-body-size", "1MB"))
+    options = server_options(parsed(*flags, "--metrics", "--max-body-size", "1MB"))
     assert options.model_id == "tiny"
     assert options.knows("some") and options.knows("models/some")
     assert options.knows(str(Path("models/some").resolve()))
     assert (options.context_size, options.metrics) == (64, True)
     assert options.api_keys == ("s3cret", "two", "three")
     assert options.max_body_size == 1_000_000
-    assert _options(parsed()).model_id == "some"
+    assert server_options(parsed()).model_id == "some"
     assert "s3cret" not in repr(options)
 
 

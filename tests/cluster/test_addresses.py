@@ -39,7 +39,7 @@ def test_addresses(text: str, host: str, port: int, shown: str) -> None:
         "host:port",
         "host:-1",
         "host:65536",
-        "host:１",
+        "host:\uff11",
         "::1",
         "::1:19000",
         "[::1]",

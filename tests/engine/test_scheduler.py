@@ -6,12 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxcel.engine.admission import MOST_GRAMMAR
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
 from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.scheduler import Scheduler
@@ -220,18 +218,6 @@ def test_short_prompts_share_a_step() -> None:
     assert bench.send()[0].tensors["tokens"].shape == (4, 3)
 
 
-def test_long_grammars_go_apart() -> None:
-    """The header of a step has a bound, so it brings only so many characters of grammars."""
-    bench = Bench(1, Limits(chunk=64))
-    half = "g" * (MOST_GRAMMAR // 2)
-    for index in range(5):
-        one = sequence(index, 4, 1)
-        one.request = attrs.evolve(one.request, grammar=half if index < 4 else None)
-        bench.scheduler.add(one)
-    rows = [step.tensors["tokens"].shape[0] for step in bench.send()]
-    assert rows == [2, 3]
-
-
 def test_rows_leave_with_the_next_step() -> None:
     """Who is finished is filtered out by the operations of the batch's next step."""
     bench = Bench(1, Limits(chunk=16))
@@ -348,18 +334,6 @@ def test_states() -> None:
         State.DECODING,
         State.COMPLETED,
     ]
-
-
-def test_late_sequences_are_taken_out() -> None:
-    """Who has waited past its deadline leaves the queue; nobody else does."""
-    bench = Bench(1, Limits(parallel=1))
-    for index, arrived in enumerate((1.0, 2.0, 3.0)):
-        one = sequence(index)
-        one.arrived = arrived
-        bench.scheduler.add(one)
-    bench.send()
-    assert [s.request.index for s in bench.scheduler.expire(2.5)] == [1]
-    assert [s.request.index for s in bench.scheduler.waiting] == [2]
 
 
 def test_many_requests_schedule_in_linear_work() -> None:

@@ -10,16 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel.pipeline.operations import Sampling
+from mlxcel.server import chat_schema, completion_schema, schema
+from mlxcel.server.chat_schema import read_chat
+from mlxcel.server.completion_schema import read_completion
 from mlxcel.server.errors import ApiError
 from mlxcel.server.fields import parse_object
-from mlxcel.server.schema import DEFAULT_MAX_TOKENS, UNSUPPORTED, read_chat, read_completion
+from mlxcel.server.messages_schema import read_messages_request
+from mlxcel.server.schema import DEFAULT_MAX_TOKENS, JSON_OBJECT, MOST_CHOICES
 
 USER = {"role": "user", "content": "hi"}
+CHAT_UNSUPPORTED = {**schema.UNSUPPORTED, **chat_schema.UNSUPPORTED}
+TEXT_UNSUPPORTED = {**schema.UNSUPPORTED, **completion_schema.UNSUPPORTED}
 
 
 def refusal(body: dict[str, Any]) -> ApiError:
     with pytest.raises(ApiError) as caught:
         read_chat({"messages": [USER], **body})
+    assert caught.value.status == 400
+    return caught.value
+
+
+def text_refusal(body: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read_completion({"prompt": "hi", **body})
     assert caught.value.status == 400
     return caught.value
 
@@ -117,13 +130,40 @@ def test_seeds_are_drawn() -> None:
         ("stop", 5),
         ("stop", [""]),
         ("stop", ""),
-        ("stop", ["a"] * 5),
+        ("stop", ["a"] * 17),
         ("stop", {"a": 1}),
         ("stream", "yes"),
         ("stream", 1),
         ("stream_options", True),
         ("stream_options", {"include_usage": True}),
         ("model", 5),
+        ("n", 0),
+        ("n", MOST_CHOICES + 1),
+        ("n", "2"),
+        ("logprobs", 1),
+        ("top_logprobs", 21),
+        ("tools", {}),
+        ("tools", ["f"]),
+        ("tools", [{"type": "function"}]),
+        ("tools", [{"type": "function", "function": {"name": ""}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": []}}]),
+        ("tools", [{"type": "custom", "custom": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("parallel_tool_calls", "no"),
+        ("response_format", "json"),
+        ("response_format", {"type": "xml"}),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": "x"}}),
+        ("chat_template_kwargs", []),
+        ("chat_template_kwargs", {"x": {"a": 1}}),
+        ("chat_template_kwargs", {"messages": "x"}),
+        ("chat_template_kwargs", {"tools": "x"}),
+        ("chat_template_kwargs", {"__x": "x"}),
+        ("chat_template_kwargs", {"a b": "x"}),
+        ("reasoning_effort", 5),
+        ("ignore_eos", "yes"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(field: str, value: object) -> None:
@@ -133,37 +173,123 @@ def test_a_value_that_does_not_fit_is_named(field: str, value: object) -> None:
     assert str(error.param).startswith(field)
 
 
-ASKS = {
-    "audio": {"voice": "x"},
-    "best_of": 2,
-    "chat_template_kwargs": {"enable_thinking": False},
+ASKS: dict[str, Any] = {
+    "add_generation_prompt": False,
+    "continue_final_message": True,
     "echo": True,
     "function_call": {"name": "f"},
-    "functions": [{}],
-    "logprobs": True,
-    "modalities": ["text", "audio"],
-    "n": 2,
-    "prediction": {"type": "content"},
-    "response_format": {"type": "json_object"},
-    "suffix": "end",
-    "tool_choice": "required",
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
     "tools": [{"type": "function"}],
-    "top_logprobs": 3,
+    "use_beam_search": True,
 }
 
 
-@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+@pytest.mark.parametrize("field", sorted(CHAT_UNSUPPORTED))
 def test_what_would_be_ignored_is_refused(field: str) -> None:
     """A field that would change the answer is refused by name, not ignored."""
-    error = refusal({field: ASKS[field]})
+    error = refusal({field: ASKS.get(field, 17)})
     assert (error.param, error.code) == (field, "unsupported_parameter")
-    for harmless in UNSUPPORTED[field]:
+    assert error.message.endswith(CHAT_UNSUPPORTED[field].instead)
+    for harmless in CHAT_UNSUPPORTED[field].harmless:
         read_chat({"messages": [USER], field: harmless})
 
 
-def test_zero_is_not_false() -> None:
-    """The older API's logprobs 0 asks for log-probabilities."""
-    assert refusal({"logprobs": 0}).param == "logprobs"
+@pytest.mark.parametrize("field", sorted(TEXT_UNSUPPORTED))
+def test_what_a_completion_would_ignore_is_refused(field: str) -> None:
+    """The older API refuses its own."""
+    error = text_refusal({field: ASKS.get(field, 17)})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+    for harmless in TEXT_UNSUPPORTED[field].harmless:
+        read_completion({"prompt": "hi", field: harmless})
+
+
+def test_what_does_not_go_together() -> None:
+    """Fields that exclude each other are refused, and the one to leave out is named."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    form = {"type": "json_object"}
+    both = {"tools": tools, "response_format": form}
+    assert refusal(both).param == "response_format"
+    read_chat({"messages": [USER], **both, "tool_choice": "none"})
+    assert refusal({"top_logprobs": 3}).param == "top_logprobs"
+    assert refusal({"n": 2, "best_of": 3}).param == "best_of"
+    read_chat({"messages": [USER], "n": 3, "best_of": 3})
+    assert text_refusal({"echo": True, "logprobs": 0}).param == "echo"
+    assert text_refusal({"prompt": ["a"] * 65, "n": 2}).param == "prompt"
+
+
+def test_choices_and_log_probabilities() -> None:
+    """n and the two ways to ask for log-probabilities reach the engine's own settings."""
+    asked = {"n": 3, "logprobs": True, "top_logprobs": 5}
+    made = read_chat({"messages": [USER], **asked})
+    assert (made.generation.choices, made.generation.sampling.logprobs) == (3, 5)
+    assert made.logprobs
+    alone = read_chat({"messages": [USER], "logprobs": True})
+    assert (alone.logprobs, alone.generation.sampling.logprobs) == (True, 0)
+    without = read_chat({"messages": [USER], "logprobs": False, "top_logprobs": 0})
+    assert (without.logprobs, without.generation.sampling.logprobs) == (False, None)
+    text = read_completion({"prompt": "hi", "logprobs": 0})
+    assert (text.logprobs, text.generation.sampling.logprobs) == (True, 0)
+    assert not read_completion({"prompt": "hi", "logprobs": False}).logprobs
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("form", "found"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, JSON_OBJECT),
+        ({"type": "json_object", "schema": SCHEMA}, SCHEMA),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, SCHEMA),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}, SCHEMA),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, JSON_OBJECT),
+    ],
+)
+def test_response_formats(form: dict[str, Any], found: object) -> None:
+    """Every form of response_format is the schema that the text must match."""
+    assert read_chat({"messages": [USER], "response_format": form}).generation.schema == found
+    assert read_completion({"prompt": "a", "response_format": form}).generation.schema == found
+
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "told", "forced"),
+    [
+        (None, ["f", "g"], []),
+        ("auto", ["f", "g"], []),
+        ("none", [], []),
+        ("required", ["f", "g"], ["f", "g"]),
+        ({"type": "function", "function": {"name": "g"}}, ["f", "g"], ["g"]),
+    ],
+)
+def test_tool_choices(choice: object, told: list[str], forced: list[str]) -> None:
+    """tool_choice says what the model is told of, and what it must call."""
+    made = read_chat({"messages": [USER], "tools": TOOLS, "tool_choice": choice})
+    assert [tool["function"]["name"] for tool in made.tools] == told
+    assert [tool["function"]["name"] for tool in made.forced] == forced
+    assert made.most_calls is None
+    single = {"messages": [USER], "tools": TOOLS, "parallel_tool_calls": False}
+    assert read_chat(single).most_calls == 1
+
+
+def test_a_tool_that_there_is_not() -> None:
+    """A call can only be forced of a tool that is there."""
+    choice = {"type": "function", "function": {"name": "h"}}
+    assert refusal({"tools": TOOLS, "tool_choice": choice}).param == "tool_choice"
+    kinds = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}}
+    error = refusal({"tools": TOOLS, "tool_choice": kinds})
+    assert (error.param, error.code) == ("tool_choice", "unsupported_parameter")
+
+
+def test_variables_of_the_template() -> None:
+    """chat_template_kwargs and reasoning_effort are what the template is told."""
+    given = {"enable_thinking": False, "budget": 5, "name": "x"}
+    made = read_chat({"messages": [USER], "chat_template_kwargs": given, "reasoning_effort": "low"})
+    assert made.variables == {"reasoning_effort": "low", **given}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +309,16 @@ def test_zero_is_not_false() -> None:
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+        ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {}}]}],
+            "messages[0].tool_calls[0].function.name",
+        ),
+        ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call"),
+        ([{"role": "assistant", "content": "x", "prefix": True}], "messages[0].prefix"),
     ],
 )
 def test_messages_are_checked(messages: object, param: str) -> None:
@@ -193,22 +329,59 @@ def test_messages_are_checked(messages: object, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "content"),
     [
-        {"role": "user", "content": [{"type": "text", "text": "a"}]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
-        {"role": "assistant", "tool_calls": [{"id": "1"}]},
-        {"role": "user", "content": ""},
+        ({"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}, "ab"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, None),
+        ({"role": "assistant"}, None),
+        ({"role": "user", "content": ""}, ""),
+        ({"role": "tool", "tool_call_id": "1", "content": "x"}, "x"),
+        ({"role": "developer", "content": "x", "name": "somebody"}, "x"),
     ],
 )
-def test_messages_of_every_form_are_read(message: dict[str, Any]) -> None:
+def test_messages_of_every_form_are_read(message: dict[str, Any], content: str | None) -> None:
     """Text parts, and an assistant without content, are as good as text."""
-    assert read_chat({"messages": [USER, message]}).messages == (USER, message)
+    _, read = read_chat({"messages": [USER, message]}).messages
+    assert read == {**message, "content": content}
 
 
-@pytest.mark.parametrize("prompt", [None, 5, {"a": 1}, ["a", "b"], [1, 2], [[1, 2]]])
-def test_a_prompt_is_one_string(prompt: object) -> None:
-    """Lists of prompts and of token ids are refused by name."""
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ('{"a": [1]}', {"a": [1]}),
+        ("", {}),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
+        ("[1]", "[1]"),
+        ('{"a": ', '{"a": '),
+    ],
+)
+def test_arguments_of_earlier_calls(given: object, read: object) -> None:
+    """Arguments become objects, as templates want them; what is none stays as it was written."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}
+    [message] = read_chat({"messages": [{"role": "assistant", "tool_calls": [call]}]}).messages
+    function = {"name": "f", "arguments": read}
+    assert message["tool_calls"] == [{"id": "1", "type": "function", "function": function}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+    ],
+)
+def test_prompts_of_every_form(prompt: object, read: object) -> None:
+    """Strings and token ids, alone and in lists."""
+    assert read_completion({"prompt": prompt}).prompts == read
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {"a": 1}, [], ["a", 1], [1, -2], [[1], "a"], [True]])
+def test_prompts_that_are_none(prompt: object) -> None:
+    """What is neither text nor token ids is refused by name."""
     with pytest.raises(ApiError, match="'prompt'") as caught:
         read_completion({"prompt": prompt})
     assert caught.value.status == 400
@@ -233,12 +406,16 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=8,
 )
-NAMES = ["messages", "prompt", "stop", "seed", "logit_bias", "stream_options", *UNSUPPORTED]
+NAMES = [
+    *("messages", "prompt", "stop", "seed", "logit_bias", "stream_options", "tools", "tool_choice"),
+    *("response_format", "n", "logprobs", "chat_template_kwargs", "system", "thinking", "echo"),
+    *CHAT_UNSUPPORTED,
+]
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), JSON))
 def test_no_body_breaks_the_reader(body: dict[str, Any]) -> None:
     """Whatever JSON comes, it is read or refused."""
-    for read in (read_chat, read_completion):
+    for read in (read_chat, read_completion, read_messages_request):
         with contextlib.suppress(ApiError):
             read(body)

@@ -78,10 +78,11 @@ def test_what_a_row_does_with_its_logits_does_not_count() -> None:
         prompt=(1, 2),
         drawn=(3, 4),
     )
-    logits = LOGITS[:1]
-    [token] = sample(logits, [changed])
-    assert token == 3
-    assert logprobs(logits, [changed], [token]) == logprobs(logits, [plain], [token])
+    expected = logprobs(mx.array(LOGITS.tolist()), [plain, row(1), row(2)], [3, 0, 0])
+    logits = mx.array(LOGITS.tolist())
+    tokens = sample(logits, [changed, row(1), row(2)])
+    assert tokens[0] == 3
+    assert logprobs(logits, [changed, row(1), row(2)], tokens) == expected
 
 
 def test_only_rows_that_ask_and_have_a_token_get_any() -> None:

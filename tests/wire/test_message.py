@@ -12,16 +12,38 @@ from hypothesis import strategies as st
 from mlxcel.errors import WireError
 from mlxcel.pipeline import operations
 from mlxcel.pipeline.operations import Merge, New, Operation, Release, Sampling
-from mlxcel.pipeline.step import Message, Step, StepFailed, Stop, Tokens
+from mlxcel.pipeline.step import Logprobs, Message, Step, StepFailed, Stop, Tokens
 from mlxcel.wire.message import MAX_HEADER, decode, encode, pieces, sent_at
 from mlxcel.wire.tensor import WireTensor
 
 ints = st.integers(-(1 << 63), (1 << 64) - 1)
 rows = st.lists(ints, max_size=4).map(tuple)
 floats = st.floats(allow_nan=False, allow_infinity=False)
-samplings = st.builds(Sampling, floats, floats, ints, floats, ints, ints)
+some_floats = st.lists(floats, max_size=4).map(tuple)
+samplings = st.builds(
+    Sampling,
+    floats,
+    floats,
+    ints,
+    floats,
+    ints,
+    ints,
+    bias_tokens=rows,
+    bias_values=some_floats,
+    logprobs=st.none() | ints,
+)
+some_logprobs = st.builds(Logprobs, floats, rows, some_floats)
 some_operations: st.SearchStrategy[Operation] = st.one_of(
-    st.builds(operations.New, ints, ints, samplings),
+    st.builds(
+        operations.New,
+        ints,
+        ints,
+        samplings,
+        prompt=rows,
+        source=st.none() | ints,
+        grammar=st.none() | st.text(),
+        ends=rows,
+    ),
     st.builds(operations.Merge, ints, rows),
     st.builds(operations.Extend, ints, ints),
     st.builds(operations.Filter, ints, rows),
@@ -44,7 +66,14 @@ messages: st.SearchStrategy[Message] = st.one_of(
         st.dictionaries(st.text(max_size=5), some_tensors, max_size=3),
         st.booleans(),
     ),
-    st.builds(Tokens, ints, ints, rows),
+    st.builds(
+        Tokens,
+        ints,
+        ints,
+        rows,
+        st.lists(st.none() | some_logprobs, max_size=3).map(tuple),
+        st.lists(st.text(), max_size=3).map(tuple),
+    ),
     st.builds(StepFailed, ints, ints, ints, rows, st.text()),
     st.just(Stop()),
 )

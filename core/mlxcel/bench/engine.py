@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 
+from mlxcel.bench.null_pipeline import NullPipeline
 from mlxcel.bench.pairs import Spread
+from mlxcel.bench.streaming import step_cost
 from mlxcel.checkpoint.config import read_config
 from mlxcel.engine.engine import Engine, Settings
 from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
-from mlxcel.pipeline.operations import Extend, Filter, Merge, New, Release
-from mlxcel.pipeline.step import Step, StepFailed, Tokens
 
 STAGES = 2
 SEQUENCES = 64
-
-
-class NullPipeline:
-    """Answers every step at once with made-up tokens; no thread, no model."""
-
-    def __init__(self, stages: int, credits: int, vocabulary: int) -> None:
-        self.count = stages
-        self.credits = credits
-        self.timeout = 60.0
-        self.steps = 0
-        self._rows: dict[int, int] = {}
-        self._answers: deque[Tokens] = deque()
-        self._token = itertools.cycle(range(vocabulary))
-
-    def submit(self, step: Step) -> None:
-        for operation in step.operations:
-            match operation:
-                case New(handle):
-                    self._rows[handle] = 1
-                case Merge(handle, sources):
-                    self._rows[handle] = sum(self._rows.pop(source) for source in sources)
-                case Extend(handle, source):
-                    self._rows[handle] += self._rows.pop(source)
-                case Filter(handle, kept):
-                    self._rows[handle] = len(kept)
-                case Release(handle):
-                    self._rows.pop(handle, None)
-        rows = self._rows.get(step.slot, 0) if step.sample else 0
-        self.steps += bool(rows)
-        self._answers.append(
-            Tokens(step.seq, step.slot, tuple(next(self._token) for _ in range(rows)))
-        )
-
-    def poll(self) -> Tokens | StepFailed | None:
-        return self._answers.popleft() if self._answers else None
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Nothing: the answer is there when the engine looks again."""
 
 
 @attrs.frozen
@@ -74,9 +33,10 @@ class Row:
 
 def run(folder: Path | None, repeats: int = 5) -> list[Row]:
     """All figures; those with text need the tokenizer of a checkpoint."""
+    step = f"a step of {SEQUENCES} sequences, {STAGES} null stages"
     rows = [
         Row(
-            f"a step of {SEQUENCES} sequences, {STAGES} null stages, token ids only",
+            f"{step}, token ids only",
             Spread.of(_milliseconds_a_step(None) for _ in range(repeats)),
             "ms",
             "≤ 0.3",
@@ -84,14 +44,14 @@ def run(folder: Path | None, repeats: int = 5) -> list[Row]:
     ]
     if folder is not None:
         tokenizer = load_tokenizer(folder, read_config(folder))
-        rows.append(
-            Row(
-                "the same, with text",
-                Spread.of(_milliseconds_a_step(tokenizer) for _ in range(repeats)),
-                "ms",
-                "≤ 1",
-            )
-        )
+        texts = Spread.of(_milliseconds_a_step(tokenizer) for _ in range(repeats))
+        costs = [step_cost(tokenizer, STAGES, SEQUENCES) for _ in range(repeats)]
+        cpu, wall = Spread.of(c.cpu for c in costs), Spread.of(c.wall for c in costs)
+        rows += [
+            Row("the same, with text", texts, "ms", ""),
+            Row("the same, with text and SSE: CPU time of the server", cpu, "ms", "≤ 1"),
+            Row("the same, by the clock, until the clients have read it", wall, "ms", ""),
+        ]
     rows.append(
         Row(
             "10,000 queued requests against 1,000, time a request",
@@ -141,8 +101,9 @@ def _seconds(requests: int) -> float:
 
 
 def _engine(tokenizer: Tokenizer | None, *, parallel: int) -> tuple[NullPipeline, Engine]:
-    limits = Limits(parallel=parallel, batch=parallel)
-    pipeline = NullPipeline(STAGES, credits_for(STAGES, limits), 200)
+    # All rows in one slot, so that a step has all of them.
+    limits = Limits(parallel=parallel, batch=parallel, micro_batch=parallel)
+    pipeline = NullPipeline(STAGES, credits_for(STAGES, limits), range(200))
 
     def deliver(outputs: list[Output]) -> None:
         """Nobody listens."""

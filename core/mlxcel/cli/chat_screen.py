@@ -7,7 +7,9 @@ import sys
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
-_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
+_CONTROLS = {
+    code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+}
 
 
 class Screen:

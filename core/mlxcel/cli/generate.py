@@ -59,11 +59,12 @@ def add_model_flags(
     *,
     workers: str = "thread",
     model_action: str | type[argparse.Action] = "store",
+    required: bool = True,
 ) -> None:
     """What says which model runs, and in which stages; ``workers`` run them by default."""
     model = parser.add_argument_group("model and stages")
     model.add_argument(
-        "-m", "--model", required=True, type=Path, metavar="DIR", action=model_action
+        "-m", "--model", required=required, type=Path, metavar="DIR", action=model_action
     )
     add_type_flags(model)
     add_stage_flags(model)

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlxcel.server.backend import Backend, MakeBackend
 
 LOOK_SECONDS = 0.05
-END_SECONDS = 60.0
+START_SECONDS, END_SECONDS = 60.0, 60.0
 
 
 @contextmanager
@@ -56,6 +56,8 @@ def _wait(backend: Backend) -> None:
 @contextmanager
 def _in_background(app: web.Application) -> Iterator[str]:
     """``app`` on a free port of this machine, run by a thread of its own; its URL."""
+    from aiohttp import web
+
     from mlxcel.server.run import bind, make_runner, url_of
 
     loop = asyncio.new_event_loop()
@@ -63,11 +65,14 @@ def _in_background(app: web.Application) -> Iterator[str]:
     thread.start()
     runner = make_runner(app)
 
-    def call(function: Callable[[], object]) -> None: ...
-
     with bind("127.0.0.1", 0) as sock:
+
+        async def start() -> None:
+            await runner.setup()
+            await web.SockSite(runner, sock).start()
+
         try:
-            asyncio.run_coroutine_threadsafe(_start(runner, sock), loop).result()
+            asyncio.run_coroutine_threadsafe(start(), loop).result(START_SECONDS)
             yield url_of(sock)
         finally:
             asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(END_SECONDS)

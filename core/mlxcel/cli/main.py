@@ -18,6 +18,7 @@ from mlxcel.plugins import is_strict
 SUBCOMMANDS: Mapping[str, str] = {
     "generate": "mlxcel.cli.generate",
     "serve": "mlxcel.cli.serve",
+    "chat": "mlxcel.cli.chat",
     "plan": "mlxcel.cli.plan",
     "cluster": "mlxcel.cli.cluster",
     "plugins": "mlxcel.cli.plugins",

@@ -156,8 +156,7 @@ def run_local(args: argparse.Namespace) -> int:
     from mlxcel.server.run import bind, serve, url_of
     from mlxcel.stage.blas import choose_blas
 
-    settings, options = _settings(args), _options(args)
-    budget = parse_size(args.kv_cache_budget, "--kv-cache-budget") if args.kv_cache_budget else None
+    settings, options = engine_settings(args), server_options(args)
     with bind(args.host, args.port) as sock:  # before anything that takes long
         blas = choose_blas(args.blas, workers=args.pp_workers)
         model = open_model(
@@ -184,7 +183,7 @@ def run_local(args: argparse.Namespace) -> int:
             model,
             run_model,
             settings,
-            kv_budgets(model, budget),
+            kv_budgets(model, kv_budget(args)),
             warm_up=not args.no_warmup,
         )
         line = f"listening on {url_of(sock)}"
@@ -229,7 +228,8 @@ def _check(args: argparse.Namespace) -> None:
     )
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def engine_settings(args: argparse.Namespace) -> Settings:
+    """What the flags say about the engine."""
     from mlxcel.engine.engine import Settings
     from mlxcel.engine.limits import Limits
 
@@ -241,7 +241,14 @@ def _settings(args: argparse.Namespace) -> Settings:
     return Settings(limits, args.max_queue_depth, args.queue_timeout, args.prefix_cache)
 
 
-def _options(args: argparse.Namespace) -> Options:
+def kv_budget(args: argparse.Namespace) -> int | None:
+    """The cache bytes of every stage, if the operator says."""
+    flag, text = "--kv-cache-budget", args.kv_cache_budget
+    return parse_size(text, flag) if text else None
+
+
+def server_options(args: argparse.Namespace) -> Options:
+    """What the flags say about the HTTP server."""
     from mlxcel.server.options import Options
 
     path = args.model

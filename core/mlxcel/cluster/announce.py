@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 
 import attrs
 
@@ -41,11 +42,16 @@ class Announcement:
     port: int
 
 
-async def announce(announcement: Announcement) -> None:
-    """Send beacons until cancelled; what keeps them from leaving is logged, now and then."""
+async def announce(announcement: Announcement, wanted: Callable[[], bool] = lambda: True) -> None:
+    """Send beacons until cancelled; what keeps them from leaving is logged, now and then.
+
+    Args:
+        wanted: Asked before each; a peer that has a coordinator needs none.
+    """
     while True:
         try:
-            await asyncio.to_thread(send_beacon, announcement)
+            if wanted():
+                await asyncio.to_thread(send_beacon, announcement)
         except OSError as error:
             _log.warning(
                 "unsent",

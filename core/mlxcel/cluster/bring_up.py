@@ -63,7 +63,7 @@ class BringUp:
         self.phase: Phase = "offer"
         self.done = False
         self.error: BringUpError | None = None
-        self.seconds: dict[Phase, float] = {}
+        self.seconds: dict[str, float] = {}
         self._offers = tuple(offers)
         self._session = self._offers[0].session
         self._addresses = tuple(addresses)

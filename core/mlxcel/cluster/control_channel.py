@@ -11,7 +11,7 @@ from cattrs.strategies import configure_tagged_union
 
 from mlxcel.cluster.messages import ToCoordinator, ToPeer
 from mlxcel.cluster.session import Session
-from mlxcel.cluster.sockets import read_exactly, read_up_to
+from mlxcel.cluster.sockets import read_exactly, read_up_to, reason_of
 from mlxcel.errors import ChannelClosed, DeadlineError, WireError
 from mlxcel.pipeline.control import speak_of_failures
 from mlxcel.pipeline.report import Report
@@ -71,7 +71,7 @@ class ControlChannel:
                 "It hangs or is cut off from the network.",
             ) from None
         except OSError as error:
-            raise ChannelClosed(self.session.address, error.strerror or str(error)) from error
+            raise ChannelClosed(self.session.address, reason_of(error)) from error
 
     async def receive(self, timeout: float | None) -> ControlMessage | None:
         """The next message, or None when the other node has closed between two messages.
@@ -103,10 +103,10 @@ class ControlChannel:
             message = reading.result()
         except asyncio.CancelledError:
             raise ChannelClosed(self.session.address, "it was closed here") from None
-        except OSError as error:
-            gone = self._gone(error)
+        except (EOFError, OSError) as error:
+            reason = "it was closed here" if self._closed else reason_of(error)
             self.close()
-            raise gone from error
+            raise ChannelClosed(self.session.address, reason) from error
         except WireError:
             self.close()
             raise
@@ -136,12 +136,6 @@ class ControlChannel:
     def _check_open(self) -> None:
         if self._closed:
             raise ChannelClosed(self.session.address, "it was closed here")
-
-    def _gone(self, error: OSError) -> ChannelClosed:
-        here = "it was closed here"
-        return ChannelClosed(
-            self.session.address, here if self._closed else error.strerror or str(error)
-        )
 
 
 def encode_message(message: ControlMessage) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import attrs
 
 from mlxcel.cluster.addresses import Address
-from mlxcel.cluster.bring_up import BringUp, Phase, Send
+from mlxcel.cluster.bring_up import BringUp, Send
 from mlxcel.cluster.control_channel import ControlChannel
 from mlxcel.cluster.dial import dial
 from mlxcel.cluster.heartbeat import FailureDetector, Loss, ping_seconds
@@ -139,7 +139,7 @@ class Coordinator:
         self._wait(self._connect(addresses, timeout))
         return tuple(member.introduction for member in self.members)
 
-    def bring_up(self, offers: Sequence[Offer], patience: float) -> dict[Phase, float]:
+    def bring_up(self, offers: Sequence[Offer], patience: float) -> dict[str, float]:
         """Offer, commit and activate; when it returns, all peers are starting their stages.
 
         Args:
@@ -216,7 +216,7 @@ class Coordinator:
     ) -> Session:
         return await self._dial(address, self._secret, introduction, timeout)
 
-    async def _ask(self, offers: Sequence[Offer], patience: float) -> dict[Phase, float]:
+    async def _ask(self, offers: Sequence[Offer], patience: float) -> dict[str, float]:
         addresses = [str(member.address) for member in self.members]
         asking = self._bring_up = BringUp(offers, addresses, patience)
         self._session = offers[0].session
@@ -253,9 +253,10 @@ class Coordinator:
     async def _close(self) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._release("the coordinator has ended"), CLOSE_SECONDS)
-        for task in self._tasks:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         for member in self.members:
             member.channel.close()
 

@@ -27,10 +27,9 @@ from mlxcel.cluster.handshake import (
 from mlxcel.cluster.introduction import PROTOCOL_VERSION, Introduction
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
-from mlxcel.cluster.sockets import hang_up, read_exactly
+from mlxcel.cluster.sockets import hang_up, read_exactly, reason_of
 from mlxcel.errors import (
     DeadlineError,
-    DialError,
     NotANode,
     PeerFull,
     PeerRefused,
@@ -39,10 +38,10 @@ from mlxcel.errors import (
     VersionMismatch,
     WireError,
 )
-from mlxcel.transport.tune import tune
+from mlxcel.transport.tcp_options import set_tcp_options
 
 ATTEMPTS = 3
-"""How often to dial a node that hangs up without a verdict: strangers may have crowded us out."""
+"""How often to dial a node that resets the connection: strangers may have crowded this one out."""
 
 PAUSE = 0.05
 STAGGER = 0.25
@@ -92,20 +91,16 @@ async def dial(
                     "Something listens there. If it is a peer, it hangs or is stopped; else it is "
                     "the port of another program.",
                 ) from None
-            if not isinstance(error, _HungUp):
+            if not isinstance(error, OSError):
                 raise
             if attempt == ATTEMPTS:
-                raise error.meaning from None
+                raise Unreachable(
+                    str(address),
+                    f"it broke the connection {ATTEMPTS} times ({reason_of(error)}).",
+                    "Too many strangers may be at its door, or a firewall intervenes; try again.",
+                ) from error
         await asyncio.sleep(PAUSE)
     raise AssertionError("the last attempt returns or raises")
-
-
-class _HungUp(Exception):
-    """The other end closed without a verdict; ``meaning`` is what it says if it always does."""
-
-    def __init__(self, meaning: DialError) -> None:
-        super().__init__()
-        self.meaning = meaning
 
 
 async def _connect(address: Address) -> socket.socket:
@@ -116,7 +111,7 @@ async def _connect(address: Address) -> socket.socket:
     except OSError as error:
         raise Unreachable(
             where,
-            f"its name cannot be resolved ({error.strerror or error}).",
+            f"its name cannot be resolved ({reason_of(error)}).",
             "Correct the name, or give an IP address.",
         ) from error
     try:
@@ -133,14 +128,14 @@ async def _connect(address: Address) -> socket.socket:
             f"Start the peer on that machine with --pp-peer --cluster-control-addr {where}, or "
             f"let its firewall pass the port.",
         ) from error
-    tune(sock)
+    set_tcp_options(sock)
     return sock
 
 
 async def _handshake(
     sock: socket.socket, address: Address, secret: ClusterSecret, introduction: Introduction
 ) -> Session:
-    """The dialer's side. Raises what :func:`dial` does, or _HungUp."""
+    """The dialer's side. Raises what :func:`dial` does; OSError if it may be tried again."""
     loop = asyncio.get_running_loop()
     where = str(address)
     no_node = NotANode(
@@ -155,6 +150,7 @@ async def _handshake(
         dialer = Dialer(secret, hello)
     except OtherVersion as other:
         with contextlib.suppress(OSError):
+            sock.recv(HELLO_SIZE)  # what is unread at the close would reset the connection
             await loop.sock_sendall(sock, farewell())  # so that its operator learns it too
         raise VersionMismatch(
             where,
@@ -163,10 +159,8 @@ async def _handshake(
             PROTOCOL_VERSION,
             other.version,
         ) from other
-    except WireError as error:
+    except (WireError, EOFError) as error:
         raise no_node from error
-    except OSError as error:
-        raise _HungUp(no_node) from error
 
     other_secret = SecretMismatch(
         where,
@@ -178,12 +172,10 @@ async def _handshake(
         head = await read_exactly(sock, VERDICT_PREFIX)
         answer = head + await read_exactly(sock, verdict_size(head) - VERDICT_PREFIX)
         verdict, peer = dialer.read_verdict(answer)
-    except WrongProof as error:
+    except (WrongProof, EOFError) as error:
         raise other_secret from error
     except WireError as error:
         raise no_node from error
-    except OSError as error:
-        raise _HungUp(other_secret) from error
     if isinstance(verdict, OverCapacity):
         raise PeerFull(
             where,

@@ -20,6 +20,9 @@ from mlxcel.errors import ClusterVersionError, DiscoveryError, PortTaken
 RECEIVE_BUFFER = 1 << 20
 """Bytes of datagrams that may wait to be read, so that a burst of others' drops few of ours."""
 
+PATIENCE = 3.0
+"""Seconds for others to be heard when the peers are complete but for their version."""
+
 
 @attrs.frozen
 class Found:
@@ -111,14 +114,19 @@ def await_peers(
 
     Raises:
         DiscoveryError: ``timeout`` seconds were not enough.
-        ClusterVersionError: Enough were heard, but not enough run this version.
+        ClusterVersionError: Enough were heard, but for :data:`PATIENCE` seconds not enough that
+            run this version.
     """
     deadline = clock() + timeout
+    hurried = False
     found = census.found
     while len(found.peers) < wanted:
-        if len(found.peers) + len(found.conflicts) >= wanted:
-            raise version_error(found.conflicts)
+        complete = len(found.peers) + len(found.conflicts) >= wanted
+        if complete and not hurried:
+            deadline, hurried = min(deadline, clock() + PATIENCE), True
         left = deadline - clock()
+        if left <= 0 and complete:
+            raise version_error(found.conflicts)
         if left <= 0:
             port = sock.getsockname()[1]
             raise _too_few(found, census.ignored, wanted, timeout, port)

@@ -31,10 +31,10 @@ from mlxcel.cluster.handshake import (
 from mlxcel.cluster.introduction import PROTOCOL_VERSION, Introduction
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
-from mlxcel.cluster.sockets import hang_up, name_of, read_exactly
+from mlxcel.cluster.sockets import hang_up, name_of, read_exactly, reason_of, reset
 from mlxcel.errors import ListenError, WireError
 from mlxcel.observe.limited_log import LimitedLog
-from mlxcel.transport.tune import tune
+from mlxcel.transport.tcp_options import set_tcp_options
 
 BACKLOG = 128
 PAUSE = 0.1
@@ -130,13 +130,13 @@ class Gate:
             family, *_, where = found[0]
             listener = socket.create_server(where, family=family, backlog=BACKLOG)
         except OSError as error:
-            raise ListenError(str(address), error.strerror or str(error)) from error
+            raise ListenError(str(address), reason_of(error)) from error
         listener.setblocking(False)
         self._spawn(self._accept(listener))
         return Address(address.host, listener.getsockname()[1])
 
     async def close(self) -> None:
-        """Stop listening and end every handshake; sessions that were handed on stay open."""
+        """Stop listening; end every handshake and every ``on_session`` that still runs."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -188,8 +188,10 @@ class Gate:
             if task in self._pending:
                 raise  # the gate closes
             self._count("pushed_out", f"{where} had to make room for another stranger")
+            reset(sock)
         except TimeoutError:
             self._count("timeout", f"{where} did not finish its handshake in time")
+            reset(sock)
         except OtherVersion as other:
             self._count(
                 "version",
@@ -200,11 +202,12 @@ class Gate:
             self._count("wrong_secret", f"{where} has another cluster secret, or pretends to")
         except WireError as error:
             self._count("bad_hello", f"{where} does not speak the cluster's protocol: {error.what}")
-        except OSError as error:
-            self._count("gone", f"{where} hung up: {error.strerror or error}")
+        except (EOFError, OSError) as error:
+            self._count("gone", f"{where} hung up in its handshake: {reason_of(error)}")
         except Exception:
             self._count("failed", f"{where} could not be answered")
             _log.exception("a handshake failed")
+            reset(sock)
         finally:
             self._pending.pop(task, None)
             if session is None:
@@ -216,10 +219,10 @@ class Gate:
         """The session, or None when the dialer was not let in and knows why.
 
         Raises:
-            WireError, OSError: It failed; nothing more may be said to the dialer.
+            WireError, EOFError, OSError: It failed; nothing more may be said to the dialer.
         """
         loop = asyncio.get_running_loop()
-        tune(sock)
+        set_tcp_options(sock)
         acceptor = Acceptor(self._secret)
         await loop.sock_sendall(sock, acceptor.hello)
         peer = acceptor.read_claim(await _receive_claim(sock))
@@ -267,7 +270,7 @@ async def _receive_claim(sock: socket.socket) -> bytes:
 
     Raises:
         WireError: It cannot be a claim.
-        OSError: The connection ended or broke.
+        EOFError, OSError: The connection ended or broke.
     """
     head = await read_exactly(sock, PREFIX)
     check_version(head)

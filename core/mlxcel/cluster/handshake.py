@@ -198,9 +198,10 @@ def read_hello(hello: bytes) -> None:
         OtherVersion: It speaks another version.
         WireError: It is no mlxcel node.
     """
+    if len(hello) >= PREFIX:
+        check_version(hello[:PREFIX])
     if len(hello) != HELLO_SIZE:
         raise WireError(f"a hello of {len(hello)} bytes")
-    check_version(hello[:PREFIX])
 
 
 def check_version(prefix: bytes) -> None:
@@ -282,7 +283,7 @@ def _write(body: Introduction | _VerdictBody) -> bytes:
     Raises:
         WireError: It is larger than the protocol allows.
     """
-    text = json.dumps(_converter.unstructure(body), ensure_ascii=False).encode()
+    text = json.dumps(_converter.unstructure(body), separators=(",", ":")).encode()
     if len(text) > MAX_BODY:
         raise WireError(f"an introduction of {len(text)} bytes; {MAX_BODY} are allowed")
     return text

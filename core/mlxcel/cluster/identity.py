@@ -72,18 +72,20 @@ class Checkpoints:
         Raises:
             CheckpointMismatch: There is none; the text says how the closest one differs.
         """
-        differences = {}
+        differences: dict[Path, tuple[str, ...]] = {}
+        damaged: dict[Path, tuple[str, ...]] = {}
         for folder in self.folders:
             try:
                 found = self.identity(folder)
             except MlxcelError as error:
-                differences[folder] = (str(error),)
+                damaged[folder] = (str(error).rstrip("."),)
                 continue
             if found == wanted:
                 return folder
             differences[folder] = tuple(_differences(wanted, found))
-        closest = min(differences, key=lambda folder: len(differences[folder]))
-        raise CheckpointMismatch(closest, differences[closest], len(differences) - 1)
+        candidates = differences or damaged
+        closest = min(candidates, key=lambda folder: len(candidates[folder]))
+        raise CheckpointMismatch(closest, candidates[closest], len(self.folders) - 1)
 
 
 def _checkpoints_at(path: Path) -> Iterator[Path]:

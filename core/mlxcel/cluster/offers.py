@@ -10,7 +10,7 @@ import attrs
 from mlxcel.cluster.agreement import disagreements
 from mlxcel.cluster.identity import Checkpoints
 from mlxcel.cluster.introduction import Introduction
-from mlxcel.cluster.messages import Offer, Refused, RefusalReason
+from mlxcel.cluster.messages import Offer, RefusalReason, Refused
 from mlxcel.cluster.topology import Topology
 from mlxcel.cluster.topology_toml import emit_topology, parse_topology
 from mlxcel.errors import MlxcelError

@@ -28,6 +28,7 @@ from mlxcel.cluster.messages import (
     ToCoordinator,
     ToPeer,
 )
+from mlxcel.errors import DeadlineError
 from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
 
 State = Literal["waiting", "connected", "judging", "offered", "committed", "starting", "active"]
@@ -35,6 +36,7 @@ State = Literal["waiting", "connected", "judging", "offered", "committed", "star
 PATIENCE = 30.0
 """Seconds that the coordinator may take between two questions, and all nodes to make the links."""
 
+_LOOK = "Look at their standard error, and that no firewall keeps the peers apart."
 _IN_SESSION = ("offered", "committed", "starting", "active")
 
 
@@ -54,10 +56,17 @@ class Judge:
 
 @attrs.frozen
 class Start:
-    """Write the TOML, make the links and give the worker its job; ``folder`` has the checkpoint.
+    """Write the TOML and make the links that this node dials.
 
-    When the TOML is written, :meth:`PeerState.written` says so.
+    :meth:`PeerState.written` and :meth:`PeerState.linked` take what comes of it.
     """
+
+    offer: Offer
+
+
+@attrs.frozen
+class Run:
+    """Give the worker its job and its links; ``folder`` has the checkpoint."""
 
     offer: Offer
     folder: Path
@@ -84,7 +93,7 @@ class Log:
     text: str
 
 
-Effect = Send | Judge | Start | Abandon | HangUp | Log
+Effect = Send | Judge | Start | Run | Abandon | HangUp | Log
 
 
 def incoming_links(offer: Offer) -> frozenset[str]:
@@ -169,10 +178,10 @@ class PeerState:
         self.state, self.coordinator, self._heard = "connected", address, now
         return [Log(f"the coordinator at {address} has connected")]
 
-    def linked(self, link: str, now: float) -> list[Effect]:
+    def linked(self, link: str) -> list[Effect]:
         """One of the session's links is made, from whichever end."""
         self._links.add(link)
-        return self._proceed(now)
+        return self._proceed()
 
     # What the coordinator says.
 
@@ -195,20 +204,18 @@ class PeerState:
                 self.state, self._deadline = "committed", now + self.patience
                 return [Send(Committed(message.session))]
             case Activate() if self.state == "committed":
-                assert self._folder is not None, "judged() has set it"
                 self.state, self._deadline = "starting", now + self.patience
                 self.sessions += 1
-                return [Start(self.offer, self._folder)]
+                return [Start(self.offer)]
             case Release(reason=reason):
                 return self._abandon(reason)
         name = type(message).__name__
         return [*self._abandon(f"a {name} out of turn"), HangUp()]
 
-    def judged(self, verdict: Path | Refused, now: float) -> list[Effect]:
+    def judged(self, offer: Offer, verdict: Path | Refused, now: float) -> list[Effect]:
         """The offer has been looked at: the checkpoint's folder, or a refusal."""
-        offer = self.offer
-        if self.state != "judging" or offer is None:
-            return []  # the coordinator has gone meanwhile
+        if self.state != "judging" or offer is not self.offer:
+            return []  # it has been withdrawn meanwhile
         if isinstance(verdict, Refused):
             self.state, self.offer = "connected", None
             return [Send(verdict), Log(f"refused an offer ({verdict.reason}): {verdict.text}")]
@@ -219,14 +226,14 @@ class PeerState:
             Log(f"accepted to be stage {offer.stage} of {offer.stages}: {layers} of {verdict}"),
         ]
 
-    def written(self, problem: str | None, now: float) -> list[Effect]:
+    def written(self, offer: Offer, problem: str | None) -> list[Effect]:
         """The TOML has been written, or could not be because of ``problem``."""
-        if self.state != "starting" or self.offer is None:
+        if self.state != "starting" or offer is not self.offer:
             return []
         if problem is not None:
-            refusal = Refused(self.offer.session, "config", problem)
+            refusal = Refused(offer.session, "config", problem)
             return [Send(refusal), *self._abandon(problem)]
-        return [Send(Activated(self.offer.session)), *self._proceed(now)]
+        return [Send(Activated(offer.session)), *self._proceed()]
 
     def lost(self, why: str) -> list[Effect]:
         """The control connection is gone."""
@@ -287,9 +294,9 @@ class PeerState:
         if waited is not None:
             why = f"{waited} within {self.patience:g} s"
             return [*self._abandon(why), HangUp()]
-        missing = ", ".join(sorted(self._missing()))
         self._deadline = None
-        return self.failed(LinksMissing(missing, self.patience))
+        missing = f"the links {', '.join(sorted(self._missing()))}"
+        return self.failed(DeadlineError("the neighbours", missing, self.patience, _LOOK))
 
     def _missing(self) -> set[str]:
         if self.offer is None:
@@ -298,12 +305,13 @@ class PeerState:
         wanted = incoming_links(self.offer) | ({outgoing} if outgoing else set())
         return set(wanted - self._links)
 
-    def _proceed(self, now: float) -> list[Effect]:
+    def _proceed(self) -> list[Effect]:
         """The stage runs when all its links are made."""
-        if self.state != "starting" or self._missing():
+        if self.state != "starting" or self._missing() or self.offer is None:
             return []
+        assert self._folder is not None, "judged() has set it"
         self.state, self._deadline = "active", None
-        return []
+        return [Run(self.offer, self._folder), Log(f"loading as stage {self.offer.stage}")]
 
     def _abandon(self, reason: str) -> list[Effect]:
         """End the session, if there is any; the coordinator stays connected."""

@@ -14,7 +14,7 @@ from mlxcel.cluster.introduce import used_plugins
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.messages import Offer
 from mlxcel.cluster.plan_digest import plan_digest
-from mlxcel.cluster.resources import declared_limits, reported_limits, weakest
+from mlxcel.cluster.resources import declared_limits, reported_limits, weakest, with_reserve
 from mlxcel.cluster.topology import Topology
 from mlxcel.cluster.topology_toml import emit_topology
 from mlxcel.engine.model import Model, plan_model
@@ -22,6 +22,7 @@ from mlxcel.errors import MemoryBudgetError
 from mlxcel.partition.assignment import StageAssignment
 from mlxcel.partition.balance import BalanceBy
 from mlxcel.partition.cache_bytes import Workload
+from mlxcel.partition.memory import MemoryLimits
 from mlxcel.plugins import Plugins
 
 CONTEXT = 2048
@@ -64,12 +65,9 @@ def plan_remotely(
         MemoryBudgetError: A peer has too little memory; the error names it.
         MlxcelError: See :func:`mlxcel.engine.model.plan_model`.
     """
-    limits = reported_limits(peers) if probe else declared_limits(topology)
-    workload = None
-    if limits is not None and wishes.kv_budget is not None:
-        limits = attrs.evolve(limits, reserve=limits.reserve + wishes.kv_budget)
-    elif limits is not None:
-        workload = Workload(wishes.context, chunk=wishes.chunk)
+    limits, workload = with_caches(
+        reported_limits(peers) if probe else declared_limits(topology), wishes
+    )
     layers = wishes.layers or topology_layers(topology)
     nodes = [f"{node.id} @ {node.address}" for node in topology.stages]
     try:
@@ -97,6 +95,17 @@ def plan_remotely(
         for stage, node in zip(model.plan.stages, topology.stages, strict=True)
     )
     return attrs.evolve(model, plan=attrs.evolve(model.plan, stages=stages))
+
+
+def with_caches(
+    limits: MemoryLimits | None, wishes: Wishes
+) -> tuple[MemoryLimits | None, Workload | None]:
+    """``limits`` with room left for caches: their budget if there is one, else a workload."""
+    if limits is None:
+        return None, None
+    if wishes.kv_budget is not None:
+        return with_reserve(limits, wishes.kv_budget), None
+    return limits, Workload(wishes.context, chunk=wishes.chunk)
 
 
 def topology_layers(topology: Topology) -> str | None:

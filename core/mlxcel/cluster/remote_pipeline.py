@@ -183,9 +183,9 @@ def running_remotely(
     model: Model,
     coordinator: Coordinator,
     transport: Transport,
-    *,
     grace: float,
     timeout: float,
+    *,
     credits: int,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Iterator[RemotePipeline]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+
+import attrs
 
 from mlxcel.checkpoint.weights_mode import RESERVE_BYTES
 from mlxcel.cluster.introduction import Introduction
@@ -11,13 +14,23 @@ from mlxcel.engine.model import Machine, Model
 from mlxcel.partition.memory import LARGEST, MemoryLimits
 
 
+def free_memory(peers: Sequence[Introduction]) -> list[int]:
+    """The bytes that each peer has for its stage, 0 where it does not say.
+
+    Peers of one machine report the same memory, of which each gets an equal part.
+    """
+    hosts = [peer.node.rpartition(":")[0] for peer in peers]
+    share = Counter(hosts)
+    return [peer.memory // share[host] for peer, host in zip(peers, hosts, strict=True)]
+
+
 def weakest(peers: Sequence[Introduction]) -> Machine:
     """What every stage can be asked to compute with.
 
     Types and unpacking of weights must be the same on all stages, so one CPU among GPUs, or
     one slow BLAS, decides for all. The memory is as if all had as little as the poorest one.
     """
-    memory = [peer.memory for peer in peers]
+    memory = free_memory(peers)
     return Machine(
         device="cpu" if any(peer.device == "cpu" for peer in peers) else "gpu",
         fast_blas=all(peer.fast_blas for peer in peers),
@@ -27,7 +40,7 @@ def weakest(peers: Sequence[Introduction]) -> Machine:
 
 def reported_limits(peers: Sequence[Introduction]) -> MemoryLimits:
     """What each peer says that it can hold; one that does not say has no limit."""
-    return _limits([peer.memory for peer in peers])
+    return _limits(free_memory(peers))
 
 
 def declared_limits(topology: Topology) -> MemoryLimits | None:
@@ -37,9 +50,16 @@ def declared_limits(topology: Topology) -> MemoryLimits | None:
 
 
 def _limits(sizes: Sequence[int]) -> MemoryLimits:
-    known = tuple(size or LARGEST for size in sizes)
-    # A peer with less than the reserve shall be named as too small, not the reserve as too large.
-    return MemoryLimits(known, reserve=min(RESERVE_BYTES, *(size - 1 for size in known)))
+    return with_reserve(MemoryLimits(tuple(size or LARGEST for size in sizes)), RESERVE_BYTES)
+
+
+def with_reserve(limits: MemoryLimits, more: int) -> MemoryLimits:
+    """``limits`` with ``more`` bytes in reserve.
+
+    A peer with less memory than the reserve is to be named as too small, not the reserve as too
+    large, so a byte is always left.
+    """
+    return attrs.evolve(limits, reserve=min(limits.reserve + more, min(limits.sizes) - 1))
 
 
 def kv_budgets(
@@ -49,6 +69,6 @@ def kv_budgets(
     if given is not None:
         return [given] * len(peers)
     return [
-        max(0, peer.memory - stage.estimated_memory_bytes - RESERVE_BYTES) if peer.memory else None
-        for peer, stage in zip(peers, model.plan.stages, strict=True)
+        max(0, memory - stage.estimated_memory_bytes - RESERVE_BYTES) if memory else None
+        for memory, stage in zip(free_memory(peers), model.plan.stages, strict=True)
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from typing import Any
 
 PIECE = 16 << 10
@@ -33,11 +34,12 @@ async def read_exactly(sock: socket.socket, size: int) -> bytes:
     """The next ``size`` bytes.
 
     Raises:
-        OSError: The connection ended before, or broke.
+        EOFError: The other end closes before.
+        OSError: The connection broke.
     """
     data = await read_up_to(sock, size)
     if len(data) < size:
-        raise ConnectionResetError(None, "the connection ended early")
+        raise EOFError("it was closed by the other end too early")
     return data
 
 
@@ -47,8 +49,20 @@ def name_of(address: Any) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def reason_of(error: BaseException) -> str:
+    """What went wrong with a connection, without numbers that only programs know."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def hang_up(sock: socket.socket) -> None:
     """End the connection for both ends and close the socket; harmless when repeated."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
+def reset(sock: socket.socket) -> None:
+    """Close the socket so that the other end sees an error, not an end: it may try again."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()

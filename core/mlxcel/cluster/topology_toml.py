@@ -11,8 +11,6 @@ import os
 import tomllib
 from pathlib import Path
 
-import attrs
-
 from mlxcel.cluster.addresses import parse_address
 from mlxcel.cluster.toml_table import Table
 from mlxcel.cluster.topology import (
@@ -153,16 +151,15 @@ def _node(values: object, number: int, source: str) -> Node:
     title = f"[[nodes]] number {number}"
     if not isinstance(values, dict):
         raise TopologyError(f"{title} is no table.", "Write each under its own [[nodes]].", source)
+    if isinstance(name := values.get("id"), str) and len(name) < 80:
+        title = f"node {name!r}"
     table = Table(values, title, source, _NODE)
     name = check_name(table.need("id", str), table.place("id"))
-    table = attrs.evolve(table, title=f"node {name!r}")
-    resources = Table(
-        table.get("resources", dict, {}), f"node {name!r} resources", source, _RESOURCES
-    )
+    resources = Table(table.get("resources", dict, {}), f"{title} resources", source, _RESOURCES)
     memory = resources.get("memory_bytes", int, None)
     if memory is not None and not 0 < memory < 1 << 63:
         raise TopologyError(
-            f"node {name!r} resources: memory_bytes is {memory}.", "Give bytes, 1 or more.", source
+            f"{resources.title}: memory_bytes is {memory}.", "Give bytes, 1 or more.", source
         )
     return Node(
         id=name,

@@ -17,16 +17,23 @@ class Thinking:
 
     Attributes:
         start, end: What stands before and after the thoughts.
+        answer: What stands before the answer itself, if anything.
         noise: Further marks between the parts of an answer, which mean nothing to a reader.
     """
 
     start: str
     end: str
+    answer: str = ""
     noise: tuple[str, ...] = ()
 
     def opened_by(self, prompt: str) -> bool:
         """Whether ``prompt`` ends where the thoughts begin, so that the answer begins inside."""
         return prompt.rstrip().endswith(self.start)
+
+    def skipped(self, prompt: str) -> str:
+        """``prompt`` with marks added, so that the answer itself comes next."""
+        end = f"{self.end}\n\n" if self.opened_by(prompt) else ""
+        return f"{prompt}{end}{self.answer}"
 
 
 _PAIRS = (
@@ -43,6 +50,7 @@ _OF_SEVERAL_TOKENS = (
         Thinking(
             "<|open|>think<|sep|>",
             "<|close|>think<|sep|>",
+            "<|open|>response<|sep|>",
             (
                 "<|open|>response<|sep|>",
                 "<|close|>response<|sep|>",
@@ -55,6 +63,7 @@ _OF_SEVERAL_TOKENS = (
         Thinking(
             "<|channel|>analysis<|message|>",
             "<|end|>",
+            "<|channel|>final<|message|>",
             (
                 "<|start|>assistant",
                 "<|channel|>final<|message|>",

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
 
 
+LONG_TEXT = 1 << 12
+"""Characters of a text that takes long enough for other threads to notice."""
+
+
 @attrs.frozen(eq=False)
 class Tokenizer:
     """The tokenizer of one checkpoint; it never changes, so threads can share it.
@@ -72,9 +76,16 @@ class Tokenizer:
         if self.bos_token and text.startswith(self.bos_token):
             add_special_tokens = False
         if not add_special_tokens or self.affixes is None:
-            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return self._split(text, add_special_tokens)
         before, after = self.affixes
-        return [*before, *self.backend.encode(text, add_special_tokens=False).ids, *after]
+        return [*before, *self._split(text, False), *after]
+
+    def _split(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) < LONG_TEXT:
+            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # A batch lets other threads run meanwhile, which `encode` does not.
+        [found] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(found.ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; ids that the tokenizer does not know have none."""

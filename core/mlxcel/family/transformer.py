@@ -76,20 +76,23 @@ class TransformerStage:
         first, last: Whether this stage holds the model's ends.
         expected: The parameter names of the *whole* model, to tell a stray tensor from a
             foreign one.
+        layers_name: What ``inner`` calls its list of layers.
     """
+
+    layers_name = "layers"
 
     def __init__(self, model: nn.Module, start: int, stop: int) -> None:
         self.model = model
         self.text = self.find_text(model)
         self.inner = self.find_inner(self.text)
         self.start, self.stop = start, stop
-        every = list(self.inner.layers)
+        every = list(self.inner[self.layers_name])
         self.num_layers = len(every)
         self.first, self.last = start == 0, stop == self.num_layers
         self.layers = every[start:stop]
         self.masks = [self.mask_of(start + i, layer) for i, layer in enumerate(self.layers)]
         self._caches = self.find_caches(model)[start:stop]
-        self._prefix = _path_of(model, self.inner) + "layers."
+        self._prefix = f"{_path_of(model, self.inner)}{self.layers_name}."
         self.expected = frozenset(flat_parameters(model))
         self._give_up_foreign_parts()
 
@@ -209,7 +212,7 @@ class TransformerStage:
             for part in self.table_parts() | self.embedding_parts() | self.head_parts():
                 if part in module and part not in keep:
                     module.pop(part)
-        self.inner.layers = self.layers
+        self.inner[self.layers_name] = self.layers
 
     def table_parts(self) -> set[str]:
         """The token embedding: kept by the first stage, and by the last one when tied."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from aiohttp import web
@@ -10,7 +9,7 @@ from aiohttp import web
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
 from mlxcel.engine.sequence import Output
 from mlxcel.observe.metrics import ServerMetrics
-from mlxcel.server import completions, health, models
+from mlxcel.server import chat, completions, health, messages, models, tokenize
 from mlxcel.server.backend import MakeBackend
 from mlxcel.server.dispatch import Dispatcher, Stream
 from mlxcel.server.middleware import count_and_explain, require_key
@@ -62,8 +61,12 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
     app[SERVING] = serving
     app.add_routes(
         [
-            web.post("/v1/chat/completions", completions.chat_completions),
+            web.post("/v1/chat/completions", chat.chat_completions),
             web.post("/v1/completions", completions.completions),
+            web.post(messages.PATH, messages.messages),
+            web.post(f"{messages.PATH}/count_tokens", messages.count_tokens),
+            web.post("/tokenize", tokenize.tokenize),
+            web.post("/detokenize", tokenize.detokenize),
             web.get("/v1/models", models.list_models),
             web.get("/v1/models/{id:.+}", models.get_model),
             web.get("/health", health.health),
@@ -80,6 +83,7 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
 async def _start(app: web.Application) -> None:
     app[SERVING].dispatcher.attach()
     app[SERVING].backend.start()
+    app[SERVING].look_for_tools()
 
 
 async def _stop(app: web.Application) -> None:

@@ -102,9 +102,7 @@ class ChatAnswer:
                 self._calls[index] = number + 1
                 return {"tool_calls": [{"index": number, **_call(part)}]}
 
-    def _piece_with_logprobs(
-        self, choice: Choice, parts: Sequence[Part], output: Output
-    ) -> bytes:
+    def _piece_with_logprobs(self, choice: Choice, parts: Sequence[Part], output: Output) -> bytes:
         """All parts, the first with the log-probabilities; they come even if there is no part."""
         drawn = list(zip(output.tokens, output.logprobs, strict=True))
         found = {"content": chat_logprobs(self._tokenizer, drawn)}

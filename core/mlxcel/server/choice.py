@@ -36,13 +36,12 @@ class Choice:
         prompt: What it goes on from.
         first: Whether it is the first choice of its prompt.
         reader: What makes parts of its text.
-        made: How many tokens have come.
         cached: How many tokens of the prompt were known; told with the last token.
         finish_reason: Why it ended, once it has.
         ended_itself: Whether it ended by the model's own end token.
         calls: The calls so far.
         drawn: The tokens with their log-probabilities, if they were asked for.
-        tokens: All tokens.
+        tokens: All tokens so far.
         parts: All parts so far.
     """
 
@@ -50,7 +49,6 @@ class Choice:
     prompt: Prompt
     first: bool
     reader: Reader
-    made: int = 0
     cached: int = 0
     finish_reason: FinishReason | None = None
     ended_itself: bool = False
@@ -59,9 +57,14 @@ class Choice:
     tokens: list[int] = attrs.field(factory=list)
     parts: list[Part] = attrs.field(factory=list)
 
+    @property
+    def made(self) -> int:
+        """How many tokens have come."""
+        return len(self.tokens)
+
     def take(self, output: Output) -> list[Part]:
         """The parts that ``output`` brings; they are not kept."""
-        self.made += len(output.tokens)
+        self.tokens += output.tokens
         parts = self.reader.feed(output.text)
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason
@@ -75,7 +78,6 @@ class Choice:
     def keep(self, output: Output) -> None:
         """Take ``output`` and keep all of it."""
         self.parts += self.take(output)
-        self.tokens += output.tokens
         self.drawn += zip(output.tokens, output.logprobs, strict=False)
 
     def reason(self) -> str:

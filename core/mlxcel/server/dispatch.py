@@ -30,7 +30,7 @@ class Stream:
         began: When it was opened (seconds of the loop's clock).
         latest: When each request's latest token came; None before its first.
         open: The numbers of the requests that have not ended.
-        error: What ``hear`` raised.
+        error: What ``hear`` raised; it hears no more then.
     """
 
     def __init__(self, numbers: range, hear: Hear) -> None:
@@ -42,6 +42,11 @@ class Stream:
         self._hear = hear
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def running(self) -> bool:
+        """Whether there is something to wait for."""
+        return bool(self.open) and self.error is None
+
     def put(self, output: Output) -> None:
         """Pass an output on; never waits, never raises."""
         if output.finish_reason is not None:
@@ -51,26 +56,21 @@ class Stream:
                 self._hear(output.request - self.numbers.start, output)
             except Exception as error:
                 self.error = error
-        if self.error is not None or not self.open:
+        if not self.running:
             self.wake()
 
     async def wait(self, seconds: float) -> None:
-        """Until somebody wakes the stream, it ends, or ``seconds`` pass.
-
-        Raises:
-            Exception: What ``hear`` raised.
-        """
-        if self.open and self.error is None:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            alarm = loop.call_later(seconds, self.wake)
-            try:
-                await self._waiter
-            finally:
-                alarm.cancel()
-                self._waiter = None
-        if self.error is not None:
-            raise self.error
+        """Until somebody wakes the stream, it runs no more, or ``seconds`` pass."""
+        if not self.running:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        alarm = loop.call_later(seconds, self.wake)
+        try:
+            await self._waiter
+        finally:
+            alarm.cancel()
+            self._waiter = None
 
     def wake(self) -> None:
         """End the present wait, if there is one."""
@@ -107,7 +107,7 @@ class Dispatcher:
 
     @contextmanager
     def open(self, requests: int, hear: Hear) -> Iterator[Stream]:
-        """A stream for so many requests, with numbers of their own, as long as the context lasts."""
+        """A stream for so many requests, each with a number, for as long as the context lasts."""
         numbers = range(self._next, self._next + requests)
         self._next = numbers.stop
         stream = Stream(numbers, hear)

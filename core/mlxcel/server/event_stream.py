@@ -83,6 +83,8 @@ class EventStream:
         Raises:
             ConnectionError, ClientConnectionError: The client has hung up, or does not read.
         """
+        if self.started and not self._kept:
+            return
         events = b"".join(self._kept)
         self._kept.clear()
         await self._patiently(self._write(events))

@@ -55,6 +55,10 @@ class Fields:
         """The fields that have a value."""
         return (name for name, value in self._values.items() if value is not None)
 
+    def path(self, name: str) -> str:
+        """What errors call the field ``name``."""
+        return self._path + name
+
     def text(self, name: str) -> str | None:
         value = self.get(name)
         if value is not None and not isinstance(value, str):
@@ -94,7 +98,7 @@ class Fields:
 
     def wrong(self, name: str, wanted: str) -> ApiError:
         """The error that says what ``name`` must be."""
-        path = self._path + name
+        path = self.path(name)
         if self.get(name) is None:
             return invalid(f"'{path}' is missing; it must be {wanted}.", path, "missing_field")
         text = f"'{path}' must be {wanted}, not {quoted(self.get(name))}."

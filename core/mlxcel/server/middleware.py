@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from mlxcel.errors import MlxcelError
 from mlxcel.server.answers import to_json
 from mlxcel.server.errors import ApiError, as_api_error
+from mlxcel.server.messages import PATH
+from mlxcel.server.messages_answer import error_body
 from mlxcel.server.models import MODEL
 from mlxcel.server.serving import SERVING
 
@@ -20,21 +21,24 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = ("/", "/health")
 """What needs no key: whoever watches the server has none, and the page asks for one."""
 
+KEY_HEADER = "x-api-key"
+"""Where Anthropic's clients bring their key."""
+
 _log = logging.getLogger(__name__)
 
 
 @web.middleware
 async def count_and_explain(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into OpenAI's objects, and count every answer."""
+    """Turn errors into the objects of the API that was called, and count every answer."""
     try:
         response = await handler(request)
     except web.HTTPException as error:
-        response = _error_response(_of_http(request, error))
+        response = _error_response(request, _of_http(request, error))
     except Exception as error:
         explained = as_api_error(error)
         if explained.code == "internal_error":
             _log.error("%s %s failed", request.method, request.path, exc_info=error)
-        response = _error_response(explained)
+        response = _error_response(request, explained)
     serving = request.app[SERVING]
     resource = request.match_info.route.resource
     endpoint = "other" if resource is None else resource.canonical
@@ -48,7 +52,7 @@ async def require_key(request: web.Request, handler: Handler) -> web.StreamRespo
     """Refuse who brings no key, if there are keys."""
     keys = request.app[SERVING].options.api_keys
     if keys and request.path not in OPEN_PATHS and not _has_key(request, keys):
-        text = "A valid API key is needed: send `Authorization: Bearer KEY`."
+        text = "A valid API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
         raise ApiError(401, text, "invalid_api_key")
     return await handler(request)
 
@@ -56,10 +60,12 @@ async def require_key(request: web.Request, handler: Handler) -> web.StreamRespo
 def _has_key(request: web.Request, keys: tuple[str, ...]) -> bool:
     """Whether the request brings one of ``keys``; how long that takes tells nothing of them."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    bearer = given.strip() if scheme.lower() == "bearer" else ""
     found = False
-    for key in keys:
-        found |= hmac.compare_digest(_digest(given.strip()), _digest(key))
-    return found and scheme.lower() == "bearer"
+    for brought in (bearer, request.headers.get(KEY_HEADER, "").strip()):
+        for key in keys:
+            found |= hmac.compare_digest(_digest(brought), _digest(key))
+    return found
 
 
 def _digest(text: str) -> bytes:
@@ -80,10 +86,10 @@ def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:
     return ApiError(error.status, error.reason, "http")
 
 
-def _error_response(error: MlxcelError) -> web.Response:
-    assert isinstance(error, ApiError)
+def _error_response(request: web.Request, error: ApiError) -> web.Response:
+    anthropic = request.path.startswith(PATH)
     return web.Response(
-        body=to_json(error.body()),
+        body=to_json(error_body(error) if anthropic else error.body()),
         status=error.status,
         headers=error.headers(),
         content_type="application/json",

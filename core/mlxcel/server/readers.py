@@ -48,7 +48,8 @@ class ForcedCallReader:
 
     def finish(self, complete: bool) -> list[Part]:
         text = "".join(self._text)
-        return list(self._read(text) or ([Content(text)] if text else []))
+        calls = self._read(text)
+        return [*calls] if calls else PlainReader().feed(text)
 
 
 Section = Literal["content", "reasoning", "call"]

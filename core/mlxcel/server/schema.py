@@ -1,4 +1,4 @@
-"""The bodies of requests for text: what is read of them, and what is refused."""
+"""What all requests for text say about it: how to draw it, how long it may be, its form."""
 
 from __future__ import annotations
 
@@ -14,95 +14,105 @@ from mlxcel.server.fields import Fields, quoted
 
 DEFAULT_MAX_TOKENS = 512
 MOST_TOKENS = (1 << 31) - 1
-MOST_STOPS = 4
+MOST_CHOICES = 128
+MOST_STOPS = 16
 MOST_BIASES = 1024
+MOST_LOGPROBS = 20
 SEED_BITS = 63
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "chat_template_kwargs": ({},),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "n": (1,),
-    "prediction": (),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
+JSON_OBJECT: Mapping[str, Any] = {"type": "object"}
+"""The schema of any JSON object."""
+
+
+@attrs.frozen
+class Refused:
+    """A field that is not supported.
+
+    ``harmless`` are the values that ask for nothing; ``instead`` says what else can be done.
+    """
+
+    harmless: tuple[Any, ...] = ()
+    instead: str = "Leave it out."
+
+
+_BY_SCHEMA = Refused((), "Describe the form of the answer with 'response_format'.")
+_NO_STOP_IDS = Refused(([],), "Name the strings that end the text with 'stop'.")
+
+UNSUPPORTED: Mapping[str, Refused] = {
+    "add_generation_prompt": Refused((True,)),
+    "allowed_token_ids": Refused(([],), "Favour tokens with 'logit_bias'."),
+    "chat_template": Refused((), "The model's own template is used."),
+    "continue_final_message": Refused((False,)),
+    "documents": Refused(([],), "Send the documents in a message."),
+    "dry_multiplier": Refused((0, 0.0)),
+    "grammar": _BY_SCHEMA,
+    "guided_choice": _BY_SCHEMA,
+    "guided_grammar": _BY_SCHEMA,
+    "guided_json": _BY_SCHEMA,
+    "guided_regex": _BY_SCHEMA,
+    "include_stop_str_in_output": Refused((False,)),
+    "json_schema": _BY_SCHEMA,
+    "length_penalty": Refused((1, 1.0)),
+    "logits_processors": Refused(([],)),
+    "min_tokens": Refused((0,)),
+    "mirostat": Refused((0,)),
+    "n_predict": Refused((), "Send 'max_tokens'."),
+    "prompt_logprobs": Refused(),
+    "repeat_penalty": Refused((1, 1.0), "Send 'repetition_penalty'."),
+    "skip_special_tokens": Refused((True,)),
+    "stop_token_ids": _NO_STOP_IDS,
+    "structured_outputs": _BY_SCHEMA,
+    "truncate_prompt_tokens": Refused(),
+    "typical_p": Refused((1, 1.0)),
+    "use_beam_search": Refused((False,)),
+    "xtc_probability": Refused((0, 0.0)),
 }
-"""Fields of OpenAI's that would change the answer, with the values that ask for nothing."""
+"""Fields that other servers know and that would change the answer."""
 
 
 @attrs.frozen
 class Generation:
-    """What both kinds of requests say about the text they want."""
+    """What requests of all kinds say about the text they want.
+
+    Attributes:
+        model: The name the client calls the model by.
+        max_tokens: Tokens of one choice at most.
+        sampling: How tokens are drawn; ``choice`` is 0.
+        seeded: Whether the client gave the seed.
+        stop: Strings that end the text.
+        stream: Whether the answer comes as events.
+        include_usage: Whether the last event says what was used.
+        choices: How many answers each prompt gets.
+        ignore_eos: Whether the model's end tokens end nothing.
+        schema: The JSON schema that the text must match, if any.
+    """
 
     model: str | None
     max_tokens: int
     sampling: Sampling
-    stop: tuple[str, ...]
-    stream: bool
-    include_usage: bool
+    seeded: bool = False
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    choices: int = 1
     ignore_eos: bool = False
+    schema: Mapping[str, Any] | None = None
 
 
-@attrs.frozen
-class ChatRequest:
-    """The body of ``/v1/chat/completions``."""
+def read_generation(
+    fields: Fields, unsupported: Mapping[str, Refused], logprobs: int | None
+) -> Generation:
+    """Read what the two APIs of OpenAI's have in common.
 
-    generation: Generation
-    messages: tuple[Mapping[str, Any], ...]
-
-
-@attrs.frozen
-class CompletionRequest:
-    """The body of ``/v1/completions``."""
-
-    generation: Generation
-    prompt: str
-
-
-def read_chat(body: Mapping[str, Any]) -> ChatRequest:
-    """Check the body of a chat request.
+    Args:
+        fields: The body.
+        unsupported: Fields that this API does not support, beside :data:`UNSUPPORTED`.
+        logprobs: How many log-probabilities are wanted; None for none.
 
     Raises:
-        ApiError: A field is missing, is not what it must be, or asks for what is not supported.
+        ApiError: A field is not what it must be, or asks for what is not supported.
     """
-    fields = Fields(body)
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise fields.wrong("messages", "a list of one message or more")
-    for index, message in enumerate(messages):
-        _check_message(message, index)
-    return ChatRequest(_read_generation(fields), tuple(messages))
-
-
-def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
-    """Check the body of a completion request.
-
-    Raises:
-        ApiError: As :func:`read_chat`.
-    """
-    fields = Fields(body)
-    prompt = fields.get("prompt")
-    if isinstance(prompt, list):
-        text = "'prompt' must be a string: lists of prompts or token ids are not supported."
-        raise invalid(text, "prompt", "unsupported_parameter")
-    if not isinstance(prompt, str):
-        raise fields.wrong("prompt", "a string")
-    return CompletionRequest(_read_generation(fields), prompt)
-
-
-def _read_generation(fields: Fields) -> Generation:
-    for name in fields.names():
-        if name in UNSUPPORTED and not _asks_for_nothing(name, fields.get(name)):
-            text = f"'{name}' is not supported by this server; leave it out."
-            raise invalid(text, name, "unsupported_parameter")
+    refuse_unsupported(fields, {**UNSUPPORTED, **unsupported})
     stream = fields.flag("stream")
     stream_options = fields.object("stream_options")
     if stream_options is not None and not stream:
@@ -111,23 +121,72 @@ def _read_generation(fields: Fields) -> Generation:
     limits = [
         fields.integer(name, 1, MOST_TOKENS) for name in ("max_completion_tokens", "max_tokens")
     ]
+    choices = fields.integer("n", 1, MOST_CHOICES) or 1
+    if (fields.integer("best_of", 1, MOST_CHOICES) or choices) != choices:
+        text = "'best_of' is not supported unless it equals 'n'; take the best of 'n' yourself."
+        raise invalid(text, "best_of", "unsupported_parameter")
     return Generation(
         model=fields.text("model"),
         max_tokens=next((limit for limit in limits if limit is not None), DEFAULT_MAX_TOKENS),
-        sampling=_read_sampling(fields),
-        stop=_read_stop(fields),
+        sampling=read_sampling(fields, logprobs),
+        seeded=fields.get("seed") is not None,
+        stop=read_stop(fields, "stop"),
         stream=stream,
         include_usage=stream_options is not None and stream_options.flag("include_usage"),
+        choices=choices,
         ignore_eos=fields.flag("ignore_eos"),
+        schema=read_response_format(fields),
     )
 
 
-def _asks_for_nothing(name: str, value: object) -> bool:
+def refuse_unsupported(fields: Fields, unsupported: Mapping[str, Refused]) -> None:
+    """Refuse the body if a field asks for something of ``unsupported``.
+
+    Raises:
+        ApiError: It does.
+    """
+    for name in fields.names():
+        if (refused := unsupported.get(name)) is not None and not _asks_for_nothing(
+            refused, fields.get(name)
+        ):
+            path = fields.path(name)
+            text = f"'{path}' is not supported by this server. {refused.instead}"
+            raise invalid(text, path, "unsupported_parameter")
+
+
+def _asks_for_nothing(refused: Refused, value: object) -> bool:
     # 0 equals False to Python, and to nobody else.
-    return any(type(value) is type(same) and value == same for same in UNSUPPORTED[name])
+    return any(type(value) is type(same) and value == same for same in refused.harmless)
 
 
-def _read_sampling(fields: Fields) -> Sampling:
+def read_response_format(fields: Fields) -> Mapping[str, Any] | None:
+    """The schema that ``response_format`` asks for; None if any text will do."""
+    form = fields.object("response_format")
+    if form is None:
+        return None
+    match form.text("type"):
+        case "text":
+            return None
+        case "json_object":
+            return _schema(form, "schema") or JSON_OBJECT
+        case "json_schema":
+            inner = form.object("json_schema")
+            if inner is None:
+                raise form.wrong("json_schema", "an object with a 'schema'")
+            return _schema(inner, "schema") or JSON_OBJECT
+    raise form.wrong("type", "text, json_object or json_schema")
+
+
+def _schema(fields: Fields, name: str) -> Mapping[str, Any] | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise fields.wrong(name, "a JSON schema")
+    return value
+
+
+def read_sampling(fields: Fields, logprobs: int | None = None) -> Sampling:
+    """How to draw; a seed is drawn where the client gives none."""
+
     def number(name: str, low: float, high: float, default: float) -> float:
         value = fields.number(name, low, high)
         return default if value is None else value
@@ -150,6 +209,7 @@ def _read_sampling(fields: Fields) -> Sampling:
         frequency_penalty=number("frequency_penalty", -2, 2, 0.0),
         bias_tokens=tuple(bias),
         bias_values=tuple(bias.values()),
+        logprobs=logprobs,
     )
 
 
@@ -172,39 +232,11 @@ def _read_logit_bias(fields: Fields) -> dict[int, float]:
     return biases
 
 
-def _read_stop(fields: Fields) -> tuple[str, ...]:
-    given = fields.get("stop")
+def read_stop(fields: Fields, name: str) -> tuple[str, ...]:
+    """The strings that end the text: one, or a list."""
+    given = fields.get(name)
     stops = [given] if isinstance(given, str) else [] if given is None else given
     fits = isinstance(stops, list) and len(stops) <= MOST_STOPS
     if not fits or not all(isinstance(stop, str) and stop for stop in stops):
-        raise fields.wrong("stop", f"a string or a list of {MOST_STOPS} at most, none empty")
+        raise fields.wrong(name, f"a string or a list of {MOST_STOPS} at most, none empty")
     return tuple(stops)
-
-
-def _check_message(message: object, index: int) -> None:
-    path = f"messages[{index}]"
-    if not isinstance(message, dict):
-        text = f"'{path}' must be an object, not {quoted(message)}."
-        raise invalid(text, path, "invalid_value")
-    fields = Fields(message, f"{path}.")
-    if fields.text("role") is None:
-        raise fields.wrong("role", "a string")
-    content = fields.get("content")
-    if isinstance(content, list):
-        for number, part in enumerate(content):
-            _check_part(part, f"{path}.content[{number}]")
-    elif (content is None and message["role"] != "assistant") or (
-        content is not None and not isinstance(content, str)
-    ):
-        raise fields.wrong("content", "a string or a list of text parts")
-
-
-def _check_part(part: object, path: str) -> None:
-    if not isinstance(part, dict):
-        raise invalid(f"'{path}' must be an object, not {quoted(part)}.", path, "invalid_value")
-    kind = part.get("type")
-    if kind != "text":
-        text = f"'{path}' is of type {quoted(kind)}; this server reads text only."
-        raise invalid(text, path, "unsupported_parameter")
-    if not isinstance(part.get("text"), str):
-        raise Fields(part, f"{path}.").wrong("text", "a string")

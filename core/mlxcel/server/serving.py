@@ -61,11 +61,14 @@ class Serving:
         """
         return function() if size <= SMALL_BODY else await self._in_thread(function)
 
-    def tool_format(self) -> asyncio.Future[ToolFormat]:
-        """How the model writes calls of tools; looked for once, in a thread."""
-        if self._tool_format is None:
-            self._tool_format = self._in_thread(partial(find_tool_format, self.backend.tokenizer))
-        return asyncio.shield(self._tool_format)
+    def look_for_tools(self) -> None:
+        """Begin to find out how the model writes calls of tools, in a thread."""
+        self._tool_format = self._in_thread(partial(find_tool_format, self.backend.tokenizer))
+
+    async def tool_format(self) -> ToolFormat:
+        """How the model writes calls of tools."""
+        assert self._tool_format is not None, "look_for_tools() comes first"
+        return await asyncio.shield(self._tool_format)
 
     def _in_thread(self, function: Callable[[], T]) -> asyncio.Future[T]:
         try:

@@ -36,12 +36,14 @@ async def status(request: web.Request) -> web.Response:
 async def events(request: web.Request) -> web.StreamResponse:
     """The same as events: the whole timeline first, then every second what is new of it."""
     serving, feed = request.app[SERVING], request.app[FEED]
-    stream = EventStream(request, serving.options.patience)
+    stream = EventStream(request, serving.options.patience, backlog=1)
     with feed.watching():
         try:
-            await stream.send(_event(serving, HISTORY_SECONDS))
+            stream.send(b"data: %b\n\n" % _event(serving, HISTORY_SECONDS))
+            await stream.flush()
             while (event := await feed.next()) is not None:
-                await stream.send(event)
+                stream.send(b"data: %b\n\n" % event)
+                await stream.flush()
             await stream.end()
         except GONE:
             return web.Response(status=CLIENT_GONE)

@@ -35,7 +35,9 @@ class TextAnswer:
 
     def opening(self, choices: Sequence[Choice]) -> bytes:
         return b"".join(
-            self._chunk(choice.index, choice.prompt.echo) for choice in choices if choice.prompt.echo
+            self._chunk(choice.index, choice.prompt.echo)
+            for choice in choices
+            if choice.prompt.echo
         )
 
     def piece(self, choice: Choice, parts: Sequence[Part], output: Output) -> bytes:

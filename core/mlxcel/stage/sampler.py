@@ -32,7 +32,10 @@ def sample(logits: mx.array, rows: Sequence[Row]) -> list[int]:
         rows: How each row samples, in the order of ``logits``.
     """
     if any(map(_adjusts, rows)):
-        logits = mx.stack([_adjust(logits[i], row) for i, row in enumerate(rows)])
+        # Stacked anew, not assigned: MLX's arrays share what is assigned to a slice of them.
+        logits = mx.stack(
+            [_adjust(logits[i], row) if _adjusts(row) else logits[i] for i, row in enumerate(rows)]
+        )
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     tokens = mx.argmax(logprobs, axis=-1)
     if any(row.sampling.temperature != 0 for row in rows):

@@ -10,6 +10,7 @@ import base64
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,19 @@ def find_browser() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+_UNTIL = """(holds) => new Promise((resolve) => {
+    const watcher = new MutationObserver(look);
+    function look() {
+        if (!holds()) return;
+        watcher.disconnect();
+        resolve();
+    }
+    const all = {subtree: true, childList: true, attributes: true, characterData: true};
+    watcher.observe(document, all);
+    look();
+})"""
+
+
 class Page:
     """One tab.
 
@@ -42,6 +56,7 @@ class Page:
         self._session: str | None = None
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._loaded = asyncio.Event()
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the protocol.
@@ -72,6 +87,8 @@ class Page:
             match message.get("method"):
                 case "Network.requestWillBeSent":
                     self.requests.append(parameters["request"]["url"])
+                case "Page.loadEventFired":
+                    self._loaded.set()
                 case "Runtime.exceptionThrown":
                     self.problems.append(str(parameters["exceptionDetails"]))
                 case "Log.entryAdded" if parameters["entry"]["level"] == "error":
@@ -88,8 +105,11 @@ class Page:
             await self.call(f"{domain}.enable")
 
     async def open(self, url: str) -> None:
-        """Go to ``url``."""
+        """Go to ``url``, and wait until it has loaded."""
+        self._loaded.clear()
         await self.call("Page.navigate", url=url)
+        async with asyncio.timeout(SECONDS):
+            await self._loaded.wait()
 
     async def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression, or what its promise brings.
@@ -105,18 +125,13 @@ class Page:
         return answer["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Wait until a JavaScript condition holds, looking whenever the page changes."""
+        """Wait until a JavaScript condition holds, looking whenever the page changes.
+
+        Raises:
+            AssertionError: It never does.
+        """
         try:
-            await self.evaluate(
-                f"""new Promise((resolve) => {{
-                    const look = () => {{ if ({condition}) {{ watcher.disconnect(); resolve(); }} }};
-                    const watcher = new MutationObserver(look);
-                    watcher.observe(document, {{
-                        subtree: true, childList: true, attributes: true, characterData: true,
-                    }});
-                    look();
-                }})"""
-            )
+            await self.evaluate(f"({_UNTIL})(() => ({condition}))")
         except TimeoutError:
             text = await self.evaluate("document.body.innerText")
             raise AssertionError(f"never: {condition}\n{text}\n{self.problems}") from None
@@ -170,9 +185,12 @@ async def browsing(browser: str) -> AsyncIterator[Page]:
             # Chromium's sandbox refuses to work for root, who runs tests in containers.
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a group that ends together: it has processes of its own
         )
+        assert process.stderr is not None
         try:
-            url = await _address(process)
+            url = await _address(process.stderr)
+            reading = asyncio.create_task(process.stderr.read())  # or it fills up and blocks
             async with (
                 aiohttp.ClientSession() as session,
                 session.ws_connect(url, max_msg_size=0) as socket,
@@ -184,21 +202,21 @@ async def browsing(browser: str) -> AsyncIterator[Page]:
                     yield page
                 finally:
                     listening.cancel()
+            reading.cancel()
         finally:
-            process.kill()
-            await process.communicate()
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
 
-async def _address(process: asyncio.subprocess.Process) -> str:
+async def _address(stderr: asyncio.StreamReader) -> str:
     """Where the browser listens, which it says on standard error.
 
     Raises:
         RuntimeError: It ended before it said so.
     """
-    assert process.stderr is not None
     said = ""
     async with asyncio.timeout(SECONDS):
-        while line := (await process.stderr.readline()).decode():
+        while line := (await stderr.readline()).decode():
             said += line
             _, listens, url = line.partition("DevTools listening on ")
             if listens:

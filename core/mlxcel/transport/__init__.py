@@ -9,9 +9,11 @@ from mlxcel.transport.contract import (
 )
 from mlxcel.transport.plain import PlainConnection
 from mlxcel.transport.stream import ByteStream
-from mlxcel.transport.tune import tune
+from mlxcel.transport.tcp_options import set_tcp_options
+from mlxcel.wire.tensor import Buffer
 
 __all__ = [
+    "Buffer",
     "ByteStream",
     "Connection",
     "Keys",
@@ -19,5 +21,5 @@ __all__ = [
     "TrafficClass",
     "Transport",
     "TransportOptions",
-    "tune",
+    "set_tcp_options",
 ]

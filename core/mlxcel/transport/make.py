@@ -16,7 +16,7 @@ def make_transport(plugins: Plugins, name: str, options: TransportOptions) -> Tr
     """
     plugins.load("transport", name)
     transport: Transport | None = plugins.hook.mlxcel_make_transport(name=name, options=options)
-    if transport is None:
+    if transport is None or transport.name != name:
         distribution = plugins.distribution("transport", name)
         raise PluginError("transport", name, distribution, "it makes no transport of this name.")
     return transport

@@ -16,6 +16,8 @@ from mlxcel.errors import ChannelClosed, DeadlineError
 from mlxcel.transport.contract import TransportOptions
 from mlxcel.wire.tensor import Buffer, flat
 
+HERE = "it was closed here"
+
 
 class ByteStream:
     """One socket; one thread may send while one receives, and any may close.
@@ -96,6 +98,8 @@ class ByteStream:
             DeadlineError: Nothing came in time.
             ChannelClosed: The connection broke, or ended within a frame.
         """
+        if self._closed:
+            raise ChannelClosed(self.peer, HERE)
         if self._start + size > len(self._buffer):
             rest = self._stop - self._start
             self._buffer[:rest] = self._buffer[self._start : self._stop]
@@ -153,7 +157,7 @@ class ByteStream:
                 except OSError as error:
                     raise self._gone(error) from error
                 if not count and self._closed:
-                    raise ChannelClosed(self.peer, "it was closed here")
+                    raise ChannelClosed(self.peer, HERE)
                 self.received += count
                 return count
 
@@ -167,8 +171,7 @@ class ByteStream:
         return _wait(self._readable, None if timeout is None else begun + timeout - now)
 
     def _gone(self, error: OSError) -> ChannelClosed:
-        here = "it was closed here"
-        return ChannelClosed(self.peer, here if self._closed else error.strerror or str(error))
+        return ChannelClosed(self.peer, HERE if self._closed else error.strerror or str(error))
 
     def close(self) -> None:
         """End the connection and wake whoever waits in it; harmless when repeated."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import cattrs
+from cattrs.errors import CattrsError
 from cattrs.preconf.json import make_converter
 
 from mlxcel.errors import WireError
@@ -38,8 +39,7 @@ def structure(converter: cattrs.Converter, text: memoryview, cls: Any, what: str
     # cattrs lets a hook's own error through, whatever it is; this is all that JSON's
     # values can provoke in the hooks below and in the generated ones.
     except (
-        cattrs.BaseValidationError,
-        cattrs.ForbiddenExtraKeysError,
+        CattrsError,
         AttributeError,
         LookupError,
         OverflowError,

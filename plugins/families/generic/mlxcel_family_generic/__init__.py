@@ -1,4 +1,4 @@
-"""Any other text model of a common shape. It can be planned, but not run yet.
+"""Any other text model of a common shape.
 
 From headers every model can be planned whose tensors have the usual names. From config.json
 alone the sizes are estimated: grouped-query attention, and a gated MLP or experts, found by
@@ -25,6 +25,7 @@ from mlxcel.family.shapes import (
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
+    from mlxcel.family.transformer import TransformerStage
 
 _FOREIGN = ("kv_lora_rank", "linear_num_value_heads", "linear_attn_config", "layers_block_type")
 _FOREIGN_PREFIXES = ("mamba_", "ssm_", "conv_", "rwkv", "rnn_", "lru_", "time_step", "index_head")
@@ -35,8 +36,12 @@ class Generic(Family):
 
     api_version = "1.0"
     wire_names = ("generic",)
-    runnable = False
     fallback = True
+
+    def stage_class(self) -> type[TransformerStage]:
+        from mlxcel_family_generic.stage import GenericStage
+
+        return GenericStage
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention, hidden = _attention(config), fields.count(config, "hidden_size")

@@ -6,9 +6,8 @@ import socket
 from collections.abc import Sequence
 
 from mlxcel.errors import MlxcelError
-from mlxcel.transport import ByteStream, Keys, TransportOptions
+from mlxcel.transport import Buffer, ByteStream, Keys, TransportOptions
 from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, frame_length
-from mlxcel.wire.tensor import Buffer
 
 
 class SealedConnection:

@@ -10,7 +10,7 @@ from mlxcel.transport import (
     PlainConnection,
     TrafficClass,
     TransportOptions,
-    tune,
+    set_tcp_options,
 )
 from mlxcel_transport_tcp.connection import SealedConnection
 
@@ -27,7 +27,7 @@ class TcpTransport:
         self, sock: socket.socket, keys: Keys | None, peer: str, traffic: TrafficClass
     ) -> Connection:
         """The connection on ``sock``; both classes of traffic are carried in the same way."""
-        tune(sock)
+        set_tcp_options(sock)
         if keys is None:
             return PlainConnection(sock, peer, self._options)
         return SealedConnection(sock, keys, peer, self._options)

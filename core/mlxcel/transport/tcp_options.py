@@ -6,7 +6,7 @@ import contextlib
 import socket
 
 
-def tune(sock: socket.socket) -> None:
+def set_tcp_options(sock: socket.socket) -> None:
     """Send small frames at once, and let the system notice a peer that has vanished.
 
     Sockets of other families, such as Unix pairs, stay as they are.

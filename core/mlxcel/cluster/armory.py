@@ -1,0 +1,167 @@
+"""Keeps a peer's worker ready: one process at a time, a fresh one after each session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from mlxcel.cluster.worker_process import FromStage, WorkerProcess
+from mlxcel.errors import MlxcelError, WorkerStartError
+from mlxcel.pipeline.report import Hello
+
+ARM_SECONDS = 120.0
+"""How long a worker may take for its imports, from a cold disk."""
+
+END_SECONDS = 3.0
+"""How long a worker may take to end: it may finish the step that runs."""
+
+STOPPED_SECONDS = 2.0
+"""After so much silence it is not waited for."""
+
+LONGEST_PAUSE = 30.0
+"""Between two attempts to arm a worker that dies each time."""
+
+StartWorker = Callable[..., Coroutine[Any, Any, WorkerProcess]]
+
+
+class Armory:
+    """Starts workers, and starts another when one has been used or has died.
+
+    Args:
+        environment: What workers have in their environment beyond this process's.
+        without: Plugins that the user left out.
+        on_report: Called with what the worker in use says.
+        on_death: Called with its process number and how it ended, when the worker in use has
+            ended before it was given back.
+        say: Takes lines for the operator.
+        start: For tests.
+
+    Attributes:
+        hello: What the latest worker said of itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        environment: Mapping[str, str],
+        without: Sequence[str],
+        on_report: Callable[[FromStage], None],
+        on_death: Callable[[int, str], None],
+        say: Callable[[str], None],
+        start: StartWorker = WorkerProcess.start,
+    ) -> None:
+        self.hello: Hello | None = None
+        self._environment = environment
+        self._without = without
+        self._on_report = on_report
+        self._on_death = on_death
+        self._say = say
+        self._start = start
+        self._worker: WorkerProcess | None = None
+        self._in_use = False
+        self._used_up = asyncio.Event()
+        self._armed = asyncio.Event()
+        self._free = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def open(self) -> Hello:
+        """Start the first worker.
+
+        Raises:
+            MlxcelError: It does not come up.
+        """
+        hello = await self._arm()
+        self._keeper = asyncio.create_task(self._keep())
+        return hello
+
+    async def take(self) -> WorkerProcess:
+        """The worker, to be used; waits until it is armed."""
+        while not self._armed.is_set():
+            await self._armed.wait()
+        assert self._worker is not None, "it is armed"
+        self._in_use = True
+        return self._worker
+
+    def give_back(self) -> None:
+        """The worker is of no more use: it ends, and another is started."""
+        if self._in_use:
+            self._in_use = False
+            self._discard()
+
+    async def freed(self) -> None:
+        """Wait until a worker that was given back has ended, and all its memory is free."""
+        await self._free.wait()
+
+    @property
+    def silent(self) -> float | None:
+        """Seconds since the last sign of life of the worker in use; None if none is."""
+        return self._worker.silent if self._in_use and self._worker is not None else None
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+        await self._end()
+
+    async def _keep(self) -> None:
+        while True:
+            await self._used_up.wait()
+            await self._end()
+            await self._arm_again()
+
+    async def _arm_again(self) -> None:
+        pause = 1.0
+        while True:
+            try:
+                await self._arm()
+            except MlxcelError as error:
+                self._say(f"no worker: {error} Trying again in {pause:g} s.")
+                await self._end()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                return
+
+    async def _arm(self) -> Hello:
+        worker = self._worker = await self._start(
+            environment=self._environment,
+            without=self._without,
+            on_report=self._hear,
+            on_end=self._ended,
+        )
+        self._used_up.clear()
+        self.hello = await worker.armed(ARM_SECONDS)
+        if worker.how is not None:
+            raise WorkerStartError(worker.pid, worker.how)
+        self._armed.set()
+        self._free.set()
+        self._say(f"armed: worker process {worker.pid} waits on the {self.hello.device}")
+        return self.hello
+
+    async def _end(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.end(0.0 if worker.silent > STOPPED_SECONDS else END_SECONDS)
+        self._free.set()
+
+    def _discard(self) -> None:
+        self._armed.clear()
+        self._free.clear()
+        self._used_up.set()
+
+    def _hear(self, report: FromStage) -> None:
+        if self._in_use:  # what one says that was given back is of no interest
+            self._on_report(report)
+
+    def _ended(self) -> None:
+        worker = self._worker
+        if worker is None or worker.how is None:
+            return
+        if self._in_use:
+            self._in_use = False
+            self._on_death(worker.pid, worker.how)
+        elif self._armed.is_set():
+            self._say(f"the worker process {worker.pid} has ended: {worker.how}")
+        self._discard()

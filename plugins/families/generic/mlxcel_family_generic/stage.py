@@ -1,0 +1,183 @@
+"""Layers of any model whose layers pass on nothing but hidden states.
+
+The model's own forward pass runs. Layers of other stages have stand-ins: those before ours
+hand in the hidden states that came over the wire, and behind our last one the pass ends. What
+the model does before its first layer and after its last one is thereby left to the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxcel.family.transformer import Cache, Mask, Payload, TransformerStage
+from mlxcel_family_generic.probe import LENGTH, owners, refusal, watch
+
+
+class _Done(Exception):  # noqa: N818 - no error: it carries a result out of the model
+    """The forward pass has reached the end of our layers."""
+
+    def __init__(self, h: mx.array) -> None:
+        super().__init__()
+        self.h = h
+
+
+class End:
+    """In place of an end of the model that another stage has.
+
+    What it hands on has the right shape and reaches none of our layers, so that the model may
+    change it in place.
+    """
+
+    def __init__(self) -> None:
+        self.h: mx.array | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        assert self.h is not None, "set before the pass"
+        return mx.zeros_like(self.h)
+
+
+class Last:
+    """Our last layer; the pass ends behind it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        raise _Done(self.layer(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+
+class StandIn:
+    """In place of a layer: it hands on what was given, and has the layer's plain attributes.
+
+    Some models ask a layer what it is before they choose a mask for it.
+    """
+
+    def __init__(self, end: End, module: nn.Module) -> None:
+        self._end = end
+        for name, value in (vars(module) | dict(module)).items():
+            if isinstance(value, bool | int | float | str | tuple | None):
+                setattr(self, name, value)
+            elif isinstance(value, nn.Module):
+                setattr(self, name, StandIn(end, value))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        assert self._end.h is not None, "set before the pass"
+        return self._end.h
+
+
+class GenericStage(TransformerStage):
+    """The shared base, with the model's own forward pass."""
+
+    def __init__(self, model: nn.Module, start: int, stop: int) -> None:
+        self._end = End()
+        self._every = [id(layer) for layer in model.layers]
+        self._stand_ins = [StandIn(self._end, layer) for layer in model.layers]
+        super().__init__(model, start, stop)
+        self._check()
+
+    def find_inner(self, text: nn.Module) -> nn.Module:
+        """The module that owns the list of layers."""
+        for _, module in text.named_modules():
+            for name, value in module.items():
+                if isinstance(value, list) and list(map(id, value)) == self._every:
+                    self.layers_name = name
+                    return cast(nn.Module, module)
+        raise refusal("its layers are not one list")
+
+    def find_caches(self, model: nn.Module) -> list[Cache | None]:
+        self._slots = super().find_caches(model)
+        fresh = copy.deepcopy(self._slots)
+        self._watched = watch(model, self.inner, self.layers_name, fresh)
+        slot_of = {id(cache): slot for slot, cache in enumerate(fresh)}
+        self._slot_of = [
+            None if cache is None else slot_of[id(cache)] for cache in self._watched.caches
+        ]
+        return [None if slot is None else self._slots[slot] for slot in self._slot_of]
+
+    def mask_of(self, index: int, layer: nn.Module) -> Mask:
+        return Mask("none")  # the model makes its own
+
+    def __call__(self, payload: Mapping[str, mx.array], caches: list[Cache | None]) -> Payload:
+        if self.first:
+            return {"h": self._pass(payload["tokens"], None, caches)}
+        h = payload["h"]
+        return {"h": self._pass(mx.zeros(h.shape[:2], dtype=mx.int32), h, caches)}
+
+    def logits(self, h: mx.array) -> mx.array:
+        """What the model makes of the last layer's output."""
+        self._end.h = h
+        with self._instead([*self._stand_ins]):
+            return cast(mx.array, self.model(mx.zeros(h.shape[:2], dtype=mx.int32)))
+
+    def _pass(
+        self, tokens: mx.array, h: mx.array | None, caches: Sequence[Cache | None]
+    ) -> mx.array:
+        """The model's pass from ``h`` (on the first stage from ``tokens``) to our last layer."""
+        self._end.h = h
+        layers: list[Any] = [*self._stand_ins]
+        layers[self.start : self.stop] = [*self.layers[:-1], Last(self.layers[-1])]
+        with self._instead(layers):
+            try:
+                self.model(tokens, cache=self._all_caches(caches))
+            except _Done as done:
+                return done.h
+        raise AssertionError("the pass ends behind our last layer")
+
+    def _all_caches(self, caches: Sequence[Cache | None]) -> list[Cache]:
+        """A cache for every slot: masks are made of whichever cache of a kind comes first.
+
+        All caches of one kind agree on positions, so one of ours stands in for a foreign one.
+        """
+        own = dict(zip(self._slot_of[self.start : self.stop], caches, strict=True))
+        ours = {_kind(self._slots[slot]): cache for slot, cache in own.items() if slot is not None}
+        return [
+            own.get(slot) or ours.get(_kind(template)) or copy.deepcopy(template)
+            for slot, template in enumerate(self._slots)
+        ]
+
+    @contextmanager
+    def _instead(self, layers: list[Any]) -> Iterator[None]:
+        own = self.inner[self.layers_name]
+        self.inner[self.layers_name] = layers
+        try:
+            yield
+        finally:
+            self.inner[self.layers_name] = own
+
+    def _give_up_foreign_parts(self) -> None:
+        keep: set[tuple[str, str]] = set()
+        if self.first:
+            keep |= self._watched.before
+        if self.last:
+            keep |= self._watched.after
+        ends = self._watched.before | self._watched.after
+        for path, owner in owners(self.model, self.inner):
+            for name in [name for at, name in ends - keep if at == path]:
+                setattr(owner, name, self._end)  # no module any more, so no parameters
+        self.inner[self.layers_name] = self.layers
+
+    def _check(self) -> None:
+        """Describe one pass of this stage, so that what cannot work is refused before loading."""
+        tokens = mx.zeros((1, LENGTH), dtype=mx.int32)
+        h = mx.zeros(self._watched.shape)
+        try:
+            self._pass(tokens, None if self.first else h, self.make_caches())
+            if self.last:
+                self.logits(h)
+        except Exception as error:
+            raise refusal(f"a stage of it cannot run by itself ({error!s:.200})") from error
+
+
+def _kind(template: Cache) -> tuple[Any, ...]:
+    """What caches with the same positions have in common: their class and size."""
+    parts = [_kind(part) for part in getattr(template, "caches", ())]
+    return (type(template), getattr(template, "max_size", None), *parts)

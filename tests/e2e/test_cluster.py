@@ -1,0 +1,348 @@
+"""A coordinator and peers as real processes: the same tokens as one process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxcel.checkpoint.config import read_config
+from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.coordinator import Coordinator
+from mlxcel.cluster.introduce import introduce
+from mlxcel.cluster.remote_model import Wishes, make_offers, plan_remotely
+from mlxcel.cluster.remote_pipeline import running_remotely
+from mlxcel.cluster.secret import read_secret
+from mlxcel.cluster.topology import Node, Topology
+from mlxcel.engine.generation import Generation
+from mlxcel.engine.local import open_model, running
+from mlxcel.engine.slot import Request
+from mlxcel.family.choose import choose_family
+from mlxcel.pipeline.workers import WorkerPipeline
+from mlxcel.plugins import Plugins
+from mlxcel.testing import tiny as checkpoints
+from mlxcel.transport import TransportOptions
+from mlxcel.transport.make import make_transport
+
+Tiny = Callable[..., Path]
+
+NAMES = (
+    "deepseek_v3",
+    "ernie4_5",
+    "gemma3_text",
+    "gemma4",
+    "glm4",
+    "glm_moe_dsa",
+    "gpt_oss",
+    "hunyuan_v1_dense",
+    "jamba",
+    "kimi_k3",
+    "llama",
+    "llama4",
+    "mixtral",
+    "nemotron_h",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_next",
+)
+"""A checkpoint of every family that has one; the others of :func:`names` are variants."""
+
+VARIANTS = tuple(name for name in checkpoints.names() if name not in NAMES)
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
+    """A folder that peers hold: every tiny checkpoint there is."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in checkpoints.names():
+        (folder / name).symlink_to(tiny(name))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def group(make_cluster: Callable[..., Any], models: Path) -> Any:
+    """Three peers that compute as this process does."""
+    return make_cluster(models, 3, "--blas", "wheel")
+
+
+def tokens(pipeline: WorkerPipeline, end_tokens: tuple[int, ...] = ()) -> dict[int, list[int]]:
+    """Three prompts of unequal length, one row a slot so that every step has one shape."""
+    prompts = ([5, 3, 8, 13, 21, 34, 55], [2, 7], [1, 4, 9, 16, 25])
+    requests = [Request(i, tuple(prompt), 6) for i, prompt in enumerate(prompts)]
+    made: dict[int, list[int]] = {i: [] for i in range(len(prompts))}
+    for event in Generation(pipeline, requests, end_tokens=end_tokens, rows=1, chunk=3):
+        if event.token is not None:
+            made[event.index].append(event.token)
+    return made
+
+
+def through_peers(cluster: Any, folder: Path, plugins: Plugins, size: int) -> dict[int, list[int]]:
+    """What a cluster of ``size`` peers makes of the prompts, with a coordinator in this process."""
+    addresses = [Address(*_parts(address)) for address in cluster.addresses[:size]]
+    topology = Topology(
+        (
+            Node("coordinator", Address("127.0.0.1", 19000), "hybrid"),
+            *(
+                Node(f"stage-{i}", address, "pipeline_stage", i)
+                for i, address in enumerate(addresses)
+            ),
+        ),
+        pipeline_parallel_size=size,
+    )
+    ours = introduce(plugins, node="coordinator", role="coordinator", cluster=topology.name)
+    transport = make_transport(plugins, "tcp", TransportOptions())
+    with Coordinator(read_secret(cluster.secret, "file"), ours, grace=30.0) as coordinator:
+        peers = coordinator.connect(addresses, SECONDS)
+        wishes = Wishes(dtype="float32", weights="quantized", context=64)
+        model = plan_remotely(folder, plugins, topology, peers, wishes, probe=True)
+        coordinator.bring_up(
+            make_offers(model, topology, ours, credits=8, timeout=SECONDS), SECONDS
+        )
+        with running_remotely(model, coordinator, transport, 30.0, SECONDS, credits=8) as pipeline:
+            return tokens(pipeline)
+
+
+def in_one_process(folder: Path, plugins: Plugins) -> dict[int, list[int]]:
+    model = open_model(folder, plugins, dtype="float32", weights="quantized")
+    with running(model, credits=8, timeout=SECONDS) as pipeline:
+        return tokens(pipeline)
+
+
+def _parts(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def check(cluster: Any, models: Path, plugins: Plugins, name: str, size: int) -> None:
+    folder = models / name
+    assert through_peers(cluster, folder, plugins, size) == in_one_process(folder, plugins)
+
+
+def test_every_family_is_walked(plugins: Plugins, models: Path) -> None:
+    """The list above has a checkpoint of each installed family that has one and can run."""
+    served: dict[str, set[str]] = {}
+    for name in checkpoints.names():
+        wire, family = choose_family(read_config(models / name), plugins)
+        if family.runnable:
+            served.setdefault(plugins.distribution("family", wire.partition(":")[0]), set()).add(
+                name
+            )
+    assert [owner for owner, names in served.items() if not names & set(NAMES)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_peers_make_the_tokens_of_one_process(
+    group: Any, models: Path, plugins: Plugins, name: str
+) -> None:
+    """Every family, split over two peers: token for token what one process makes."""
+    check(group, models, plugins, name, 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+)
+def test_three_peers_make_the_tokens_of_one_process(
+    group: Any, models: Path, plugins: Plugins, name: str
+) -> None:
+    """A peer in the middle, which has neither embedding nor head, changes nothing."""
+    check(group, models, plugins, name, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_too(group: Any, models: Path, plugins: Plugins, name: str) -> None:
+    """Other shapes of the families, too."""
+    check(group, models, plugins, name, 2)
+
+
+# Over HTTP.
+
+
+def post(url: str, **body: Any) -> Any:
+    with urllib.request.urlopen(url, json.dumps(body).encode(), SECONDS) as response:
+        return json.load(response)
+
+
+def stream(url: str, **body: Any) -> Iterator[Any]:
+    data = json.dumps({"stream": True, **body}).encode()
+    with urllib.request.urlopen(f"{url}/v1/completions", data, SECONDS) as response:
+        for line in response:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+
+def test_a_coordinator_serves(group: Any, models: Path, serve: Callable[..., str]) -> None:
+    """Started as a command, it says all that the operator wants to know, and serves like one."""
+    coordinator = group.coordinator(models / "llama", "--metrics")
+    url = group.url(coordinator)
+    alone = serve(models / "llama", "--blas", "wheel", "--weights", "quantized")
+    wanted = {"prompt": "Hello", "max_tokens": 12}
+    expected = post(f"{alone}/v1/completions", **wanted)["choices"][0]["text"]
+    assert post(f"{url}/v1/completions", **wanted)["choices"][0]["text"] == expected
+    pieces = [chunk["choices"][0]["text"] for chunk in stream(url, **wanted)]
+    assert "".join(pieces) == expected
+    health = json.load(urllib.request.urlopen(f"{url}/health", timeout=SECONDS))
+    assert health["status"] == "ok"
+    assert [stage["layers"] for stage in health["stages"]] == ["0-1", "2-3", "4-5"]
+
+    for stage, address in enumerate(group.addresses):
+        coordinator.wait_for(f"- stage-{stage} @ {address} [pipeline_stage]")
+        coordinator.wait_for(f"stage-{stage} @ {address}: layers {2 * stage}-{2 * stage + 1}")
+        coordinator.wait_for(f"stage-{stage}: loaded")
+    ready = coordinator.wait_for("ready: ")
+    for phase in ("connect", "plan", "offer", "commit", "activate", "load", "warm-up"):
+        assert f"{phase} " in ready
+
+    ours = (group.folder / ".mlxcel" / "cluster.toml").read_bytes()
+    for stage in range(3):
+        theirs = group.folder / ".mlxcel" / f"cluster-stage-{stage}.toml"
+        assert theirs.read_bytes() == ours, "byte for byte the coordinator's"
+
+    released = [peer.count("released") for peer in group.peers]
+    coordinator.process.send_signal(signal.SIGTERM)
+    assert coordinator.exit_code() == 0
+    for peer, before in zip(group.peers, released, strict=True):
+        peer.wait_for("released", before + 1)
+
+
+def test_the_listener_opens_when_all_have_committed(group: Any, models: Path) -> None:
+    """Before that the port is taken, but nobody is let in; afterwards health tells progress."""
+    coordinator = group.coordinator(models / "llama")
+    coordinator.wait_for("cluster: ")
+    line = coordinator.wait_for("listening on ")
+    order = [text for text in coordinator.lines if text.startswith(("stage-", "cluster: ", "list"))]
+    assert order.index(line) > order.index(coordinator.wait_for("cluster: "))
+    group.url(coordinator)
+    coordinator.process.send_signal(signal.SIGINT)
+    assert coordinator.exit_code() == 0
+
+
+def test_a_taken_port_is_found_before_anything_else(group: Any, models: Path) -> None:
+    """The peers hear nothing of a coordinator that cannot serve."""
+    first = group.coordinator(models / "llama")
+    url = group.url(first)
+    port = url.rpartition(":")[2]
+    second = group.coordinator(models / "llama", "--port", port)
+    assert second.exit_code() == 1
+    assert second.count("the server cannot listen on 127.0.0.1") == 1
+    assert second.count("stage-0") == 0
+    first.process.terminate()
+    assert first.exit_code() == 0
+
+
+def test_a_second_coordinator_is_refused(group: Any, models: Path) -> None:
+    """Peers belong to one coordinator at a time; the second one learns whose they are."""
+    first = group.coordinator(models / "llama")
+    group.url(first)
+    second = group.coordinator(models / "llama")
+    assert second.exit_code() == 1
+    [error] = [line for line in second.lines if "mlxcel: error:" in line]
+    for stage, address in enumerate(group.addresses):
+        assert f"stage-{stage} @ {address}" in error
+    assert "nothing was started" in error
+    first.process.terminate()
+    assert first.exit_code() == 0
+
+
+def test_spares_are_named(group: Any, models: Path) -> None:
+    """Two stages need the first two peers; the third stays free for others."""
+    coordinator = group.coordinator(
+        models / "llama", "--pp-auto", "2", peers=list(reversed(group.addresses))
+    )
+    group.url(coordinator)
+    coordinator.wait_for(f"not used, a spare: {group.addresses[2]}")
+    coordinator.wait_for(f"stage-1 @ {group.addresses[1]}: layers 3-5")
+    coordinator.process.terminate()
+    assert coordinator.exit_code() == 0
+
+
+def test_by_hand(group: Any, models: Path) -> None:
+    """A hand-written TOML gives the coordinator its peers and their layers."""
+    lines = [
+        "[cluster]",
+        "pipeline_parallel_size = 2",
+        f'secret_file = "{group.secret}"',
+    ]
+    for stage, (address, layers) in enumerate(
+        zip(group.addresses[:2], ("0-4", "5-5"), strict=True)
+    ):
+        lines += [
+            "[[nodes]]",
+            f'id = "stage-{stage}"',
+            f'address = "{address}"',
+            'role = "pipeline_stage"',
+            f"stage = {stage}",
+            f'layers = "{layers}"',
+        ]
+    lines += ["[[nodes]]", 'id = "boss"', 'address = "127.0.0.1:19000"', 'role = "hybrid"']
+    file = group.folder / "by-hand.toml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    command = ["-m", str(models / "llama"), "--port", "0", "--distributed-config", str(file)]
+    coordinator = group._node([*command, "--node-id", "boss"], {})
+    url = group.url(coordinator)
+    coordinator.wait_for(f"stage-0 @ {group.addresses[0]}: layers 0-4")
+    assert post(f"{url}/v1/completions", prompt="Hello", max_tokens=3)["usage"]
+    coordinator.process.terminate()
+    assert coordinator.exit_code() == 0
+
+
+def test_a_coordinator_stays_light(group: Any, models: Path) -> None:
+    """It brings up a cluster and answers a request without importing MLX or mlx-lm."""
+    source = (
+        "import sys\nfrom mlxcel.cli.main import run\ncode = run(sys.argv[1:])\n"
+        "heavy = [n for n in ('mlx', 'mlx.core', 'mlx_lm', 'transformers') if n in sys.modules]\n"
+        "print('light:', code, heavy)\n"
+    )
+    coordinator = group.coordinator(models / "llama")
+    coordinator.end()
+    coordinator.command = [sys.executable, "-c", source, *coordinator.command[1:]]
+    for peer in group.peers:
+        peer.wait_for("armed", peer.count("armed"))
+    coordinator.lines = []
+    coordinator.start()
+    url = group.url(coordinator)
+    assert post(f"{url}/v1/completions", prompt="Hello", max_tokens=3)["usage"]
+    coordinator.process.terminate()
+    assert coordinator.exit_code() == 0
+    assert coordinator.wait_for("light:") == "light: 0 []"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_bring_up(group: Any, models: Path, number: int) -> None:
+    """Interrupted before it serves, it says nothing and lets all peers go."""
+    before = [peer.count("has left") for peer in group.peers]
+    coordinator = group.coordinator(models / "llama")
+    coordinator.wait_for("activations:")
+    coordinator.process.send_signal(number)
+    assert coordinator.exit_code() in (0, 130)
+    assert coordinator.count("Traceback") == 0
+    for peer, count in zip(group.peers, before, strict=True):
+        peer.wait_for("has left", count + 1)
+
+
+@pytest.mark.slow
+def test_smollm2_over_http(
+    make_cluster: Callable[..., Any], demo_model: Path, serve: Callable[..., str]
+) -> None:
+    """The demo model, over two and over three peers, writes what it writes in one process."""
+    flags = ("--dtype", "float32", "--weights", "dequantized")
+    cluster = make_cluster(demo_model, 3)
+    wanted = {"prompt": "The sea is", "max_tokens": 24}
+    alone = serve(demo_model, *flags)
+    expected = post(f"{alone}/v1/completions", **wanted)["choices"][0]["text"]
+    for size in (2, 3):
+        coordinator = cluster.coordinator(demo_model, *flags, peers=cluster.addresses[:size])
+        url = cluster.url(coordinator)
+        assert post(f"{url}/v1/completions", **wanted)["choices"][0]["text"] == expected
+        coordinator.process.terminate()
+        assert coordinator.exit_code() == 0
