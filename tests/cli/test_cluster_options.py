@@ -272,6 +272,8 @@ def test_a_static_dry_run_needs_no_secret(options: Options) -> None:
         (f"{MDNS} --cluster-discovery-timeout nan", "--cluster-discovery-timeout nan is out"),
         (f"{MDNS} --cluster-discovery-port 0", "--cluster-discovery-port 0 is out of range"),
         (f"{MDNS_PEER} --cluster-discovery-target ?", "--cluster-discovery-target: '?'"),
+        (f"{MDNS_PEER} --cluster-discovery-target fd00::1", "beacons are IPv4 only"),
+        (f"{MDNS_PEER} --cluster-control-addr [::]:0", "--cluster-control-addr: :: is an IPv6"),
         ("--pp-peer --cluster-control-addr 0.0.0.0:9", "0.0.0.0:9: nobody can dial it"),
         ("--pp-peer --cluster-control-addr a:0", "--cluster-control-addr a:0: nobody can dial"),
         (f"{AUTO} --port 19000", "--port 19000 is the port of the cluster's address 127.0.0.1"),

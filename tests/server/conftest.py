@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,17 @@ from aiohttp import web
 from mlxcel.checkpoint.config import read_config
 from mlxcel.engine.engine import Deliver, Engine, Settings
 from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
-from mlxcel.engine.limits import credits_for
-from mlxcel.engine.service import Phase, StageState
+from mlxcel.engine.limits import Limits, credits_for
+from mlxcel.engine.local import open_model
+from mlxcel.engine.local import running as run_stages
+from mlxcel.engine.service import Phase, Service, StageState
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
 from mlxcel.errors import MlxcelError, Unavailable
 from mlxcel.observe.live import LiveFigures
 from mlxcel.pipeline.step import Step
 from mlxcel.pipeline.threads import ThreadPipeline
+from mlxcel.plugins import Plugins
 from mlxcel.server import Options, create_app
 from mlxcel.server.run import make_runner
 from mlxcel.stage.contract import StageSpec
@@ -72,12 +76,15 @@ class Gate:
 
 
 class ScriptedBackend:
-    """A real engine over stages that answer with the bytes of ``answer``, then the end."""
+    """A real engine over stages that answer with the bytes of ``answers``, then the end.
+
+    Requests take turns with the answers.
+    """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        answer: bytes,
+        answers: Sequence[bytes],
         gate: Gate,
         settings: Settings,
         managers: Sequence[StageKVManager],
@@ -100,6 +107,7 @@ class ScriptedBackend:
         self._gate = gate
 
         def script(request: int, made: int) -> int:
+            answer = answers[(request - 1) % len(answers)]
             return answer[made] if made < len(answer) else EOS
 
         def build(spec: StageSpec) -> ScriptedExecutor:
@@ -109,6 +117,7 @@ class ScriptedBackend:
         self.executors += [ScriptedExecutor(s, script) for s in specs(2)[1:]]
         credits = credits_for(2, settings.limits)
         self._pipeline = ThreadPipeline(specs(2), build, credits=credits, timeout=WAIT)
+        self._pipeline.reports.on_beat = self.live.beat
         self.engine = Engine(
             self._pipeline, managers, tokenizer, settings, deliver, on_refusal, self._died
         )
@@ -236,7 +245,7 @@ def served(tokenizer: Tokenizer) -> Served:
 
     @asynccontextmanager
     async def serve(
-        answer: str | bytes = "hello",
+        answer: str | bytes | Sequence[str] = "hello",
         *,
         settings: Settings | None = None,
         managers: Sequence[StageKVManager] = (),
@@ -245,7 +254,8 @@ def served(tokenizer: Tokenizer) -> Served:
         **options: Any,
     ) -> AsyncIterator[Client]:
         gate = Gate()
-        data = answer.encode() if isinstance(answer, str) else answer
+        given = [answer] if isinstance(answer, str | bytes) else answer
+        data = [each.encode() if isinstance(each, str) else each for each in given]
 
         def make(**callbacks: Any) -> ScriptedBackend:
             return ScriptedBackend(
@@ -266,8 +276,29 @@ def served(tokenizer: Tokenizer) -> Served:
 
 
 @pytest.fixture
-def running_app() -> Callable[[web.Application], AbstractAsyncContextManager[Client]]:
-    return running
+def tiny_served(tiny: Callable[..., Path], eventually: Any) -> Served:
+    """Runs an app with a tiny model on two stages that are threads."""
+
+    @asynccontextmanager
+    async def serve(**options: Any) -> AsyncIterator[Client]:
+        model = open_model(tiny("llama"), Plugins.discover(environ={}), size=2)
+        make = partial(
+            Service,
+            model,
+            partial(run_stages, model, timeout=WAIT),
+            Settings(Limits(parallel=4)),
+            [1 << 30, 1 << 30],
+            warm_up=True,
+        )
+        chosen = Options(
+            **{"model_id": "tiny", "context_size": 100_000, "drain_timeout": 0.0, **options}
+        )
+        async with running(create_app(make, chosen)) as client:
+            await eventually(lambda: client.backend.phase != "loading")
+            assert client.backend.error is None
+            yield client
+
+    return serve
 
 
 @pytest.fixture

@@ -4,50 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
-from mlxcel.engine.engine import Settings
-from mlxcel.engine.limits import Limits
-from mlxcel.engine.local import open_model, running
-from mlxcel.engine.service import Service
-from mlxcel.plugins import Plugins
-from mlxcel.server import Options, create_app
-
 Served = Callable[..., AbstractAsyncContextManager[Any]]
 ENDLESS = {"prompt": "hello", "max_tokens": 100_000, "logit_bias": {"257": -100}}
 """A request that only the context ends, for its end token cannot be drawn."""
-
-
-@pytest.fixture
-def tiny_served(tiny: Callable[..., Path], running_app: Any, eventually: Any) -> Served:
-    """Runs an app with a tiny model on two stages that are threads."""
-
-    @asynccontextmanager
-    async def serve(**options: Any) -> AsyncIterator[Any]:
-        model = open_model(tiny("llama"), Plugins.discover(environ={}), size=2)
-        make = partial(
-            Service,
-            model,
-            partial(running, model, timeout=60.0),
-            Settings(Limits(parallel=4)),
-            [1 << 30, 1 << 30],
-            warm_up=True,
-        )
-        chosen = Options(
-            **{"model_id": "tiny", "context_size": 100_000, "drain_timeout": 0.0, **options}
-        )
-        async with running_app(create_app(make, chosen)) as client:
-            await eventually(lambda: client.backend.phase != "loading")
-            assert client.backend.error is None
-            yield client
-
-    return serve
 
 
 def idle(client: Any) -> bool:

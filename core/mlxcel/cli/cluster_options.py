@@ -235,7 +235,10 @@ def _control(args: argparse.Namespace, options: ClusterOptions, mdns: bool) -> A
     if options.is_coordinator:
         return parse_address(text, flag) if text else Address(_host(args), CONTROL_PORT)
     if mdns:
-        return parse_address(text or "0.0.0.0:0", flag)
+        address = parse_address(text or "0.0.0.0:0", flag)
+        _ipv4(flag, address.host)
+        _ipv4("--cluster-discovery-target", args.cluster_discovery_target)
+        return address
     if text is None:
         raise UsageError(
             "--pp-peer with static discovery does not know where to listen.",
@@ -249,6 +252,14 @@ def _control(args: argparse.Namespace, options: ClusterOptions, mdns: bool) -> A
             "Give an address of this machine and a port, or --cluster-discovery mdns.",
         )
     return address
+
+
+def _ipv4(flag: str, host: str) -> None:
+    if ":" in host:
+        raise UsageError(
+            f"{flag}: {host} is an IPv6 address, and beacons are IPv4 only.",
+            "Give an IPv4 address, or list the peers with --cluster-peers.",
+        )
 
 
 def _host(args: argparse.Namespace) -> str:

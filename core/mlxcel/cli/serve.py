@@ -156,7 +156,7 @@ def run_local(args: argparse.Namespace) -> int:
     from mlxcel.server.run import bind, serve, url_of
     from mlxcel.stage.blas import choose_blas
 
-    settings, options = engine_settings(args), server_options(args)
+    settings, options, budget = engine_settings(args), server_options(args), kv_budget(args)
     with bind(args.host, args.port) as sock:  # before anything that takes long
         blas = choose_blas(args.blas, workers=args.pp_workers)
         model = open_model(
@@ -183,7 +183,7 @@ def run_local(args: argparse.Namespace) -> int:
             model,
             run_model,
             settings,
-            kv_budgets(model, kv_budget(args)),
+            kv_budgets(model, budget),
             warm_up=not args.no_warmup,
         )
         line = f"listening on {url_of(sock)}"

@@ -108,6 +108,7 @@ class ControlChannel:
             self.close()
             raise ChannelClosed(self.session.address, reason) from error
         except WireError:
+            self.session.report_forgery()
             self.close()
             raise
         return message

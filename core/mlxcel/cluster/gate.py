@@ -36,7 +36,7 @@ from mlxcel.errors import ListenError, WireError
 from mlxcel.observe.limited_log import LimitedLog
 from mlxcel.transport.tcp_options import set_tcp_options
 
-BACKLOG = 128
+BACKLOG = 1024
 PAUSE = 0.1
 """Seconds to wait when the system has no room for another connection."""
 
@@ -59,11 +59,12 @@ class GateLimits:
 
 @attrs.define
 class GateCounts:
-    """What became of the connections of a gate, each counted once when that was clear.
+    """What became of the connections of a gate, counted when that was clear.
 
     ``bad_hello`` did not speak the protocol, ``version`` another version of it; ``gone`` hung
     up before the end; ``pushed_out`` had to make room for a newcomer. ``failed`` could not be
-    accepted or handed on, which is this node's own fault.
+    accepted or handed on, which is this node's own fault. ``forged`` were accepted, and later
+    brought a frame that did not open or made no sense.
     """
 
     accepted: int = 0
@@ -76,6 +77,7 @@ class GateCounts:
     pushed_out: int = 0
     gone: int = 0
     failed: int = 0
+    forged: int = 0
 
 
 class Gate:
@@ -238,7 +240,9 @@ class Gate:
                 self._count("over_capacity", f"{where} ({peer.node}) found no room")
             return None
         self._sessions += 1
-        session = Session(sock, acceptor.keys(), peer, where, on_end=self._one_less)
+        session = Session(
+            sock, acceptor.keys(), peer, where, self._one_less, lambda: self._forged(where)
+        )
         try:
             await loop.sock_sendall(sock, answer)
         except BaseException:
@@ -259,6 +263,9 @@ class Gate:
 
     def _one_less(self) -> None:
         self._sessions -= 1
+
+    def _forged(self, where: str) -> None:
+        self._count("forged", f"the connection from {where} brought a forged frame")
 
     def _count(self, reason: str, text: str) -> None:
         setattr(self.counts, reason, getattr(self.counts, reason) + 1)

@@ -33,11 +33,18 @@ class Session:
     peer: Introduction
     address: str
     _on_end: Callable[[], None] = attrs.field(default=_nothing, repr=False, alias="on_end")
+    _on_forgery: Callable[[], None] = attrs.field(
+        default=_nothing, repr=False, alias="on_forgery"
+    )
 
     def take_socket(self) -> socket.socket:
         """The socket, which the caller closes from now on; the session is over for its gate."""
         self._end()
         return self.sock
+
+    def report_forgery(self) -> None:
+        """Have its gate count that this connection brought what its peer cannot have sent."""
+        self._on_forgery()
 
     def close(self) -> None:
         """End the connection; harmless when repeated."""

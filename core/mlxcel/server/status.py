@@ -6,13 +6,12 @@ from aiohttp import web
 
 from mlxcel.observe.live import HISTORY_SECONDS
 from mlxcel.server.answers import to_json
-from mlxcel.server.event_stream import GONE, EventStream
+from mlxcel.server.event_stream import GONE, EventStream, has_gone
+from mlxcel.server.flow import CLIENT_GONE
 from mlxcel.server.serving import SERVING, Serving
 from mlxcel.server.snapshot import NOW_SECONDS, snapshot
 from mlxcel.server.status_feed import Feed
 from mlxcel.server.status_page import page
-
-CLIENT_GONE = 499
 
 FEED = web.AppKey("status_feed", Feed)
 
@@ -41,7 +40,7 @@ async def events(request: web.Request) -> web.StreamResponse:
         try:
             stream.send(b"data: %b\n\n" % _event(serving, HISTORY_SECONDS))
             await stream.flush()
-            while (event := await feed.next()) is not None:
+            while (event := await feed.next()) is not None and not has_gone(request):
                 stream.send(b"data: %b\n\n" % event)
                 await stream.flush()
             await stream.end()

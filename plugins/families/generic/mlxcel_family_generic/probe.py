@@ -16,6 +16,7 @@ import mlx.nn as nn
 
 from mlxcel.errors import UnsupportedError
 from mlxcel.family.transformer import Cache
+from mlxcel_family_generic.stand_in import stand_in
 
 LENGTH = 3
 """Tokens of the watched pass."""
@@ -136,7 +137,9 @@ def _watched(
         if isinstance(child, nn.Module) and not _contains(child, inner)
     ]
     try:
-        inner[layers_name] = [Watcher(layer, called, i) for i, layer in enumerate(layers)]
+        inner[layers_name] = [
+            stand_in(layer, Watcher(layer, called, i)) for i, layer in enumerate(layers)
+        ]
         for owner, path, name, child in around:
             setattr(owner, name, Watcher(child, called, (path, name)))
         yield

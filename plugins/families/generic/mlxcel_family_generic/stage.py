@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxcel.family.transformer import Cache, Mask, Payload, TransformerStage
 from mlxcel_family_generic.probe import LENGTH, owners, refusal, watch
+from mlxcel_family_generic.stand_in import stand_in
 
 
-class _Done(Exception):  # noqa: N818 - no error: it carries a result out of the model
+class _Done(Exception):
     """The forward pass has reached the end of our layers."""
 
     def __init__(self, h: mx.array) -> None:
@@ -27,60 +28,29 @@ class _Done(Exception):  # noqa: N818 - no error: it carries a result out of the
         self.h = h
 
 
-class End:
-    """In place of an end of the model that another stage has.
-
-    What it hands on has the right shape and reaches none of our layers, so that the model may
-    change it in place.
-    """
+class Foreign:
+    """In place of what is not ours; ``h`` are the hidden states that came over the wire."""
 
     def __init__(self) -> None:
         self.h: mx.array | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        """An end of the model: its result reaches none of our layers, and may be changed."""
+        return mx.zeros_like(self.layer())
+
+    def layer(self, *args: Any, **kwargs: Any) -> mx.array:
+        """A foreign layer: whatever it is given, it hands on ``h``."""
         assert self.h is not None, "set before the pass"
-        return mx.zeros_like(self.h)
-
-
-class Last:
-    """Our last layer; the pass ends behind it."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        raise _Done(self.layer(*args, **kwargs))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.layer, name)
-
-
-class StandIn:
-    """In place of a layer: it hands on what was given, and has the layer's plain attributes.
-
-    Some models ask a layer what it is before they choose a mask for it.
-    """
-
-    def __init__(self, end: End, module: nn.Module) -> None:
-        self._end = end
-        for name, value in (vars(module) | dict(module)).items():
-            if isinstance(value, bool | int | float | str | tuple | None):
-                setattr(self, name, value)
-            elif isinstance(value, nn.Module):
-                setattr(self, name, StandIn(end, value))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        assert self._end.h is not None, "set before the pass"
-        return self._end.h
+        return self.h
 
 
 class GenericStage(TransformerStage):
     """The shared base, with the model's own forward pass."""
 
     def __init__(self, model: nn.Module, start: int, stop: int) -> None:
-        self._end = End()
+        self._foreign = Foreign()
         self._every = [id(layer) for layer in model.layers]
-        self._stand_ins = [StandIn(self._end, layer) for layer in model.layers]
+        self._stand_ins = [stand_in(layer, self._foreign.layer) for layer in model.layers]
         super().__init__(model, start, stop)
         self._check()
 
@@ -114,7 +84,7 @@ class GenericStage(TransformerStage):
 
     def logits(self, h: mx.array) -> mx.array:
         """What the model makes of the last layer's output."""
-        self._end.h = h
+        self._foreign.h = h
         with self._instead([*self._stand_ins]):
             return cast(mx.array, self.model(mx.zeros(h.shape[:2], dtype=mx.int32)))
 
@@ -122,27 +92,41 @@ class GenericStage(TransformerStage):
         self, tokens: mx.array, h: mx.array | None, caches: Sequence[Cache | None]
     ) -> mx.array:
         """The model's pass from ``h`` (on the first stage from ``tokens``) to our last layer."""
-        self._end.h = h
+        self._foreign.h = h
+        counters = caches[self.stop - self.start :]
         layers: list[Any] = [*self._stand_ins]
-        layers[self.start : self.stop] = [*self.layers[:-1], Last(self.layers[-1])]
+        layers[self.start : self.stop] = [*self.layers[:-1], self._last]
         with self._instead(layers):
             try:
                 self.model(tokens, cache=self._all_caches(caches))
             except _Done as done:
+                for counter in counters:
+                    _count(counter, *tokens.shape)
                 return done.h
         raise AssertionError("the pass ends behind our last layer")
 
-    def _all_caches(self, caches: Sequence[Cache | None]) -> list[Cache]:
-        """A cache for every slot: masks are made of whichever cache of a kind comes first.
+    def make_caches(self) -> list[Cache | None]:
+        """Our layers' caches, then one for each kind of cache that only foreign layers have.
 
-        All caches of one kind agree on positions, so one of ours stands in for a foreign one.
+        Masks and positions are made of whichever cache of a kind comes first in the model. As
+        all caches of a kind agree on positions, one of ours stands in for a foreign one; where
+        we have none of its kind, a cache of zeros counts along.
         """
-        own = dict(zip(self._slot_of[self.start : self.stop], caches, strict=True))
-        ours = {_kind(self._slots[slot]): cache for slot, cache in own.items() if slot is not None}
+        return [*super().make_caches(), *(copy.deepcopy(self._slots[s]) for s in self._counters)]
+
+    def _all_caches(self, caches: Sequence[Cache | None]) -> list[Cache]:
+        """A cache for every slot of the model; ``caches`` as :meth:`make_caches` gives them."""
+        slots = [*self._slot_of[self.start : self.stop], *self._counters]
+        ours = {slot: cache for slot, cache in zip(slots, caches, strict=True) if slot is not None}
+        of_kind = {_kind(self._slots[slot]): cache for slot, cache in reversed(ours.items())}
         return [
-            own.get(slot) or ours.get(_kind(template)) or copy.deepcopy(template)
+            ours[slot] if slot in ours else of_kind[_kind(template)]
             for slot, template in enumerate(self._slots)
         ]
+
+    def _end_pass(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Our last layer; the pass ends behind it."""
+        raise _Done(self.layers[-1](*args, **kwargs))
 
     @contextmanager
     def _instead(self, layers: list[Any]) -> Iterator[None]:
@@ -154,6 +138,10 @@ class GenericStage(TransformerStage):
             self.inner[self.layers_name] = own
 
     def _give_up_foreign_parts(self) -> None:
+        own = {slot for slot in self._slot_of[self.start : self.stop] if slot is not None}
+        kinds = {_kind(self._slots[slot]) for slot in own}
+        first_of = {_kind(t): slot for slot, t in reversed(list(enumerate(self._slots)))}
+        self._counters = [slot for kind, slot in first_of.items() if kind not in kinds]
         keep: set[tuple[str, str]] = set()
         if self.first:
             keep |= self._watched.before
@@ -162,8 +150,9 @@ class GenericStage(TransformerStage):
         ends = self._watched.before | self._watched.after
         for path, owner in owners(self.model, self.inner):
             for name in [name for at, name in ends - keep if at == path]:
-                setattr(owner, name, self._end)  # no module any more, so no parameters
+                setattr(owner, name, self._foreign)  # no module any more, so no parameters
         self.inner[self.layers_name] = self.layers
+        self._last = stand_in(self.layers[-1], self._end_pass)
 
     def _check(self) -> None:
         """Describe one pass of this stage, so that what cannot work is refused before loading."""
@@ -175,6 +164,16 @@ class GenericStage(TransformerStage):
                 self.logits(h)
         except Exception as error:
             raise refusal(f"a stage of it cannot run by itself ({error!s:.200})") from error
+
+
+def _count(cache: Cache, rows: int, length: int) -> None:
+    """Move a cache that nobody reads on by ``length`` positions."""
+    for part in getattr(cache, "caches", (cache,)):
+        if hasattr(part, "update_and_fetch"):
+            zeros = mx.zeros((rows, 1, length, 1))
+            part.update_and_fetch(zeros, zeros)
+        else:
+            part.advance(length)
 
 
 def _kind(template: Cache) -> tuple[Any, ...]:
