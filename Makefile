@@ -5,7 +5,7 @@ PYTEST_FLAGS ?= -n 2 --dist worksteal
 STAMP := .venv/.setup
 PROJECTS := core $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/*/pyproject.toml))
 
-.PHONY: setup demo test test-all bench lint format clean
+.PHONY: setup demo test test-all fuzz bench lint format clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,10 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+# A million damaged inputs for everything that is read from a network.
+fuzz: setup
+	$(BIN)/python -m mlxcel.testing.fuzz
+
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -34,10 +38,12 @@ format: setup
 	$(BIN)/ruff format
 
 # The figures of docs/performance.md; let nothing else run beside it.
+BENCH_LOAD := --against mlx-lm --requests 8 --prompt-length 16 --output-length 12 -- --pp-size 2 --pp-balance time
 bench: setup
 	$(BIN)/mlxcel fetch-demo-model .demo/smollm2
 	$(BIN)/mlxcel bench pipeline -m .demo/smollm2
-	$(BIN)/mlxcel bench server -m .demo/smollm2
+	$(BIN)/mlxcel bench serve -m .demo/smollm2 $(BENCH_LOAD) --blas wheel --weights quantized
+	$(BIN)/mlxcel bench serve -m .demo/smollm2 $(BENCH_LOAD)
 	$(BIN)/mlxcel bench engine -m .demo/smollm2
 
 clean:

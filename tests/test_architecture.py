@@ -236,21 +236,43 @@ def test_plugins_import_only_the_public_api(path: Path) -> None:
     assert private == []
 
 
+BANNED_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
+BANNED_KEYWORDS = {("trust_remote_code", "True"), ("allow_pickle", "True")}
+
+
+def ways_to_run_data(tree: ast.AST) -> set[str]:
+    """What in a module could make code of what is read from a file or a peer."""
+    nodes = list(ast.walk(tree))
+    calls = {n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    keywords = {(n.arg, ast.unparse(n.value)) for n in nodes if isinstance(n, ast.keyword)}
+    imported = {name.partition(".")[0] for name in imports(tree, typing_too=True)}
+    named = {"=".join(pair) for pair in keywords & BANNED_KEYWORDS}
+    return (imported & BANNED_MODULES) | (calls & BANNED_CALLS) | named
+
+
 @pytest.mark.parametrize("module", CORE_MODULES)
 def test_core_never_runs_data(module: str) -> None:
     """Nothing read from a file or a peer can become code: no pickle, no eval, no exec."""
-    tree = CORE_MODULES[module]
-    banned = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
-    assert [n for n in imports(tree, typing_too=True) if n.partition(".")[0] in banned] == []
-    calls = {
-        node.func.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    assert calls & {"eval", "exec", "compile", "__import__"} == set()
-    keywords = {
-        (node.arg, ast.unparse(node.value))
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword)
-    }
-    assert keywords & {("trust_remote_code", "True"), ("allow_pickle", "True")} == set()
+    assert ways_to_run_data(CORE_MODULES[module]) == set()
+
+
+@pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_plugins_never_run_data(path: Path) -> None:
+    """Nor in a family, a transport or an example."""
+    assert ways_to_run_data(ast.parse(path.read_text(encoding="utf-8"))) == set()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "def f():\n    import shelve",
+        "eval(text)",
+        "load(name, allow_pickle=True)",
+    ],
+)
+def test_ways_to_run_data_are_noticed(source: str) -> None:
+    """The two rules above see what they forbid."""
+    assert ways_to_run_data(ast.parse(source)) != set()

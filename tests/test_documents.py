@@ -65,7 +65,7 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert (document.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("command", ["generate", "plan", "serve"])
+@pytest.mark.parametrize("command", ["generate", "plan", "serve", "chat"])
 def test_the_flags_are_all_described(command: str) -> None:
     """The tables of a command's document name its parser's flags, each once."""
     text = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_the_flags_are_all_described(command: str) -> None:
     assert sorted(described) == sorted(flags)
 
 
-@pytest.mark.parametrize("command", ["generate", "plan", "serve"])
+@pytest.mark.parametrize("command", ["generate", "plan", "serve", "chat"])
 def test_the_defaults_are_those_of_the_parser(command: str) -> None:
     """A default that a command's document states is the parser's."""
     text = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import mlx.core as mx
 import pytest
+from aiohttp import web
 
 from mlxcel.cli import fetch_demo_model
 from mlxcel.cli.main import run
@@ -73,6 +74,7 @@ class World:
     make_site: Callable[[str], Any]
     monkeypatch: pytest.MonkeyPatch
     sockets: contextlib.ExitStack
+    answering: Callable[[Any], str]
 
     def occupy(self, kind: int, *, listen: bool = False) -> int:
         """The number of a port that another program has until the test is over."""
@@ -747,6 +749,13 @@ def _(world: World) -> list[str]:
     return with_executor(world, kill, "--pp-workers", "process")
 
 
+@provokes("stage <n> (process <pid>) has given no sign of life for <n> s")
+def _(world: World) -> list[str]:
+    world.monkeypatch.setitem(ProcessPipeline.__init__.__kwdefaults__, "grace", 1.0)
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    return with_executor(world, stop, "--pp-workers", "process")
+
+
 @provokes("stage <n> runs with <what> <version>, the others with <version>.")
 def _(world: World) -> list[str]:
     spawn = ProcessPipeline._spawn
@@ -815,6 +824,67 @@ def _(world: World) -> list[str]:
 def _(world: World) -> list[str]:
     garbage = "import os, sys; os.write(int(sys.argv[3]), bytes([255]) * 64)"
     return with_executor(world, garbage, "--pp-workers", "process")
+
+
+# Speaking to servers
+
+
+def asking(world: World, body: str, status: int = 200) -> list[str]:
+    """A load on a server that gives this answer to everything."""
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        models = request.path.endswith("/models") and status == 200
+        return web.Response(text='{"data": []}' if models else body, status=status)
+
+    return ["bench", "serve", "--url", world.answering(handler)]
+
+
+@provokes("<url> cannot be reached: <cause>.")
+def _(world: World) -> list[str]:
+    port = world.occupy(socket.SOCK_STREAM)  # bound, but nobody listens
+    return ["chat", "--url", f"http://127.0.0.1:{port}"]
+
+
+@provokes("<url> answered with status <n>: <words>")
+def _(world: World) -> list[str]:
+    return asking(world, '{"error": {"message": "Two\\nlines."}}', status=503)
+
+
+@provokes("<url> answered with an error amid the answer: <words>")
+def _(world: World) -> list[str]:
+    return asking(world, 'data: {"error": {"message": "Lost."}}\n\n')
+
+
+@provokes("<url>: <problem>. Its own log may say why.")
+def _(world: World) -> list[str]:
+    return asking(world, "data: {}\n\n")
+
+
+@provokes("<folder> has no chat template.")
+def _(world: World) -> list[str]:
+    folder = world.copy()
+    (folder / "tokenizer_config.json").unlink()
+    return ["chat", "-m", str(folder)]
+
+
+for _text, _flags in {
+    "<flag> <url> is no URL.": ("chat", "--url", "localhost:8080"),
+    "mlxcel chat needs one model.": ("chat",),
+    "There is no server to ask.": ("bench", "serve"),
+    "--against <name> needs a model.": (
+        *("bench", "serve", "--url", "http://localhost", "--against", "mlx-lm"),
+    ),
+    "--against and --compare exclude each other.": (
+        *("bench", "serve", "-m", "x", "--against", "mlx-lm", "--compare", "http://localhost"),
+    ),
+    "<flags>: --url is not started here.": (
+        *("bench", "serve", "--url", "http://localhost", "--", "--pp-size", "2"),
+    ),
+    "<flag> <text> is no length.": (
+        *("bench", "serve", "--url", "http://localhost", "--prompt-length", "long"),
+    ),
+}.items():
+    provokes(_text)(lambda world, command=_flags: list(command))
 
 
 # Importing GGUF files and the demo model
@@ -1135,9 +1205,10 @@ def world(
     tiny: Callable[..., Path],
     make_site: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
+    answering: Callable[[Any], str],
 ) -> Iterator[World]:
     with contextlib.ExitStack() as sockets:
-        yield World(tmp_path, tiny, make_site, monkeypatch, sockets)
+        yield World(tmp_path, tiny, make_site, monkeypatch, sockets, answering)
 
 
 def test_every_row_is_provoked_and_every_provocation_has_a_row() -> None:

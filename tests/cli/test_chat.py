@@ -256,3 +256,23 @@ def test_a_server_that_goes_away(answering: Answering) -> None:
         assert terminal.process.wait(SECONDS) == 0
     finally:
         terminal.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="written for Linux terminals")
+def test_a_local_model_on_a_terminal(tiny: Callable[..., Path]) -> None:
+    """Ctrl-C, which its worker processes get too, stops an answer; the next one comes."""
+    terminal = Terminal("-m", str(tiny("llama")), "--pp-size", "2", "-n", "400")
+    try:
+        terminal.until("llama at http://127.0.0.1:")
+        terminal.until("> ")
+        for _ in range(2):
+            terminal.type("hello\n")
+            terminal.until("\ufffd")  # its nonsense is hardly ever a character
+            terminal.type("\x03")
+            terminal.until("(stopped)")
+            terminal.until("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(SECONDS) == 0
+    finally:
+        terminal.close()

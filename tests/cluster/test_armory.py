@@ -167,6 +167,21 @@ def test_a_silent_worker_is_not_waited_for() -> None:
     run(work)
 
 
+def test_a_worker_that_was_stopped_at_rest_is_not_used() -> None:
+    """Whoever takes one gets one that gives signs of life."""
+
+    async def work(workshop: Workshop) -> None:
+        first = await workshop.open()
+        first.silent = 60.0
+        taken = asyncio.ensure_future(workshop.armory.take())
+        second = await workshop.next()
+        assert first.how == "ended with 0 s"
+        second.arm()
+        assert await taken is second
+
+    run(work)
+
+
 def test_a_death_in_use_is_told_and_another_armed() -> None:
     """Who uses the worker learns its number and how it ended."""
 

@@ -199,6 +199,17 @@ def test_reports_of_this_session_reach_the_listener(
     assert heard.reports == [(1, Loading(1, 3, 9))]
 
 
+def test_reports_wait_for_the_listener(scripted_peers: Any, coordinator: Coordinator) -> None:
+    """A stage may fail before anybody listens, such as when it cannot dial the next one."""
+    peers, heard = scripted_peers(2), Heard()
+    connect(coordinator, peers)
+    coordinator.bring_up(peers.offers(), WAIT)
+    peers[0].say(Reported("s", Loading(0, 1, 9)))
+    coordinator.listen(heard)
+    heard.wait_for(lambda: bool(heard.reports))
+    assert heard.reports == [(0, Loading(0, 1, 9))]
+
+
 def test_a_loss_is_told_once(scripted_peers: Any, coordinator: Coordinator) -> None:
     """A peer that hangs up is lost with its name and address, also to who listens later."""
     peers, heard, later = scripted_peers(2), Heard(), Heard()

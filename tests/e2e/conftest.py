@@ -73,10 +73,10 @@ class Node:
         self._changed = threading.Condition()
         self.start()
 
-    def start(self) -> None:
+    def start(self, *flags: str, **env: str) -> None:
         self.process = subprocess.Popen(
-            self.command,
-            env={**os.environ, **self.env},
+            [*self.command, *flags],
+            env={**os.environ, **self.env, **env},
             cwd=self.cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -86,13 +86,11 @@ class Node:
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
 
-    def restart(self, env: Mapping[str, str] | None = None, *flags: str) -> None:
-        """The same again, after its end; ``env`` and ``flags`` may say otherwise."""
+    def restart(self, *flags: str, **env: str) -> None:
+        """The same again, after its end, with further flags and environment for this once."""
         self.end()
         self.lines = []
-        self.env = self.env if env is None else env
-        self.command = [*self.command, *flags]
-        self.start()
+        self.start(*flags, **env)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -112,7 +110,7 @@ class Node:
 
         with self._changed:
             self._changed.wait_for(lambda: len(found()) >= times or self._ended, WAIT)
-            assert len(found()) >= times, (text, self.lines)
+            assert len(found()) >= times, "\n".join([f"no {text!r}:", *self.lines])
             return found()[times - 1]
 
     def count(self, text: str) -> int:
@@ -150,23 +148,28 @@ class Cluster:
         self.folder = folder
         self.secret = folder / "secret"
         create_secret(self.secret)
-        self._env = {SECRET_FILE: str(self.secret)}
         self._nodes: list[Node] = []
         self.addresses = sorted(f"127.0.0.1:{free_port()}" for _ in range(count))
         self.peers = [self.peer(address, models, *flags) for address in self.addresses]
         for peer in self.peers:
             peer.wait_for("listening on")
 
-    def peer(self, address: str, models: Path, *flags: str, **env: str) -> Node:
+    def peer(self, address: str, models: Path, *flags: str) -> Node:
         """A further peer, which is not waited for."""
         command = ["--pp-peer", "-m", str(models), "--cluster-control-addr", address, *flags]
-        return self._node(command, env)
+        return self.node(command)
 
-    def coordinator(self, model: Path, *flags: str, peers: Sequence[str] = ()) -> Node:
-        """A coordinator on a free port over all peers, or those at the addresses ``peers``."""
+    def coordinator(
+        self, model: Path, *flags: str, peers: Sequence[str] = (), program: Sequence[str] = ()
+    ) -> Node:
+        """A coordinator on a free port over all peers, or those at the addresses ``peers``.
+
+        Args:
+            program: What Python is to run instead of the command.
+        """
         peers = peers or self.addresses
         command = ["-m", str(model), "--port", "0", "--pp-auto", str(len(peers))]
-        return self._node([*command, "--cluster-peers", ",".join(peers), *flags], {})
+        return self.node([*command, "--cluster-peers", ",".join(peers), *flags], program)
 
     def url(self, coordinator: Node) -> str:
         """Where a coordinator serves, when it is ready."""
@@ -178,9 +181,11 @@ class Cluster:
         for node in self._nodes:
             node.end()
 
-    def _node(self, flags: Sequence[str], env: Mapping[str, str]) -> Node:
+    def node(self, flags: Sequence[str], program: Sequence[str] = ()) -> Node:
+        """``mlxcel serve`` with these flags and the cluster's secret."""
         mlxcel = str(Path(sys.executable).with_name("mlxcel"))
-        node = Node([mlxcel, "serve", *flags], {**self._env, **env}, self.folder)
+        command = [sys.executable, *program] if program else [mlxcel]
+        node = Node([*command, "serve", *flags], {SECRET_FILE: str(self.secret)}, self.folder)
         self._nodes.append(node)
         return node
 

@@ -33,26 +33,24 @@ from mlxcel.transport.make import make_transport
 
 Tiny = Callable[..., Path]
 
-NAMES = (
-    "deepseek_v3",
+UNLIKE = ("deepseek_v3", "gemma4", "gpt_oss", "jamba", "llama", "qwen3_5")
+"""What differs in what a boundary carries and in what stages keep."""
+
+OTHERS = (
     "ernie4_5",
     "gemma3_text",
-    "gemma4",
     "glm4",
     "glm_moe_dsa",
-    "gpt_oss",
     "hunyuan_v1_dense",
-    "jamba",
     "kimi_k3",
-    "llama",
     "llama4",
     "mixtral",
     "nemotron_h",
     "qwen2",
     "qwen3",
-    "qwen3_5",
     "qwen3_next",
 )
+NAMES = (*UNLIKE, *OTHERS)
 """A checkpoint of every family that has one; the others of :func:`names` are variants."""
 
 VARIANTS = tuple(name for name in checkpoints.names() if name not in NAMES)
@@ -139,7 +137,11 @@ def test_every_family_is_walked(plugins: Plugins, models: Path) -> None:
     assert [owner for owner, names in served.items() if not names & set(NAMES)] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+def slow(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", [*UNLIKE, *slow(*OTHERS, *VARIANTS)])
 def test_two_peers_make_the_tokens_of_one_process(
     group: Any, models: Path, plugins: Plugins, name: str
 ) -> None:
@@ -147,22 +149,12 @@ def test_two_peers_make_the_tokens_of_one_process(
     check(group, models, plugins, name, 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "llama" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
-)
+@pytest.mark.parametrize("name", ["llama", *slow(*(name for name in NAMES if name != "llama"))])
 def test_three_peers_make_the_tokens_of_one_process(
     group: Any, models: Path, plugins: Plugins, name: str
 ) -> None:
     """A peer in the middle, which has neither embedding nor head, changes nothing."""
     check(group, models, plugins, name, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_too(group: Any, models: Path, plugins: Plugins, name: str) -> None:
-    """Other shapes of the families, too."""
-    check(group, models, plugins, name, 2)
 
 
 # Over HTTP.
@@ -181,77 +173,75 @@ def stream(url: str, **body: Any) -> Iterator[Any]:
                 yield json.loads(line[6:])
 
 
-def test_a_coordinator_serves(group: Any, models: Path, serve: Callable[..., str]) -> None:
+@pytest.fixture(scope="module")
+def pair(group: Any) -> list[str]:
+    """The addresses of the first two peers."""
+    return list(group.addresses[:2])
+
+
+@pytest.fixture
+def served(group: Any, pair: list[str], models: Path) -> Iterator[Any]:
+    """A coordinator over two peers that is ready; it ends well when the test has passed."""
+    coordinator = group.coordinator(models / "llama", "--metrics", peers=pair)
+    coordinator.url = group.url(coordinator)
+    yield coordinator
+    coordinator.process.terminate()
+    assert coordinator.exit_code() == 0
+
+
+def test_a_coordinator_serves(
+    group: Any, served: Any, pair: list[str], models: Path, serve: Callable[..., str]
+) -> None:
     """Started as a command, it says all that the operator wants to know, and serves like one."""
-    coordinator = group.coordinator(models / "llama", "--metrics")
-    url = group.url(coordinator)
     alone = serve(models / "llama", "--blas", "wheel", "--weights", "quantized")
     wanted = {"prompt": "Hello", "max_tokens": 12}
     expected = post(f"{alone}/v1/completions", **wanted)["choices"][0]["text"]
-    assert post(f"{url}/v1/completions", **wanted)["choices"][0]["text"] == expected
-    pieces = [chunk["choices"][0]["text"] for chunk in stream(url, **wanted)]
+    assert post(f"{served.url}/v1/completions", **wanted)["choices"][0]["text"] == expected
+    pieces = [chunk["choices"][0]["text"] for chunk in stream(served.url, **wanted)]
     assert "".join(pieces) == expected
-    health = json.load(urllib.request.urlopen(f"{url}/health", timeout=SECONDS))
+    health = json.load(urllib.request.urlopen(f"{served.url}/health", timeout=SECONDS))
     assert health["status"] == "ok"
-    assert [stage["layers"] for stage in health["stages"]] == ["0-1", "2-3", "4-5"]
+    assert [stage["layers"] for stage in health["stages"]] == ["0-2", "3-5"]
 
-    for stage, address in enumerate(group.addresses):
-        coordinator.wait_for(f"- stage-{stage} @ {address} [pipeline_stage]")
-        coordinator.wait_for(f"stage-{stage} @ {address}: layers {2 * stage}-{2 * stage + 1}")
-        coordinator.wait_for(f"stage-{stage}: loaded")
-    ready = coordinator.wait_for("ready: ")
+    for stage, address in enumerate(pair):
+        served.wait_for(f"- stage-{stage} @ {address} [pipeline_stage]")
+        served.wait_for(f"stage-{stage} @ {address}: layers {3 * stage}-{3 * stage + 2}")
+        served.wait_for(f"stage-{stage}: loaded")
+    ready = served.wait_for("ready: ")
     for phase in ("connect", "plan", "offer", "commit", "activate", "load", "warm-up"):
         assert f"{phase} " in ready
+    lines = [line.partition(" ")[0] for line in served.lines]
+    assert lines.index("listening") > lines.index("cluster:"), "all have committed by then"
 
     ours = (group.folder / ".mlxcel" / "cluster.toml").read_bytes()
-    for stage in range(3):
+    for stage in range(2):
         theirs = group.folder / ".mlxcel" / f"cluster-stage-{stage}.toml"
         assert theirs.read_bytes() == ours, "byte for byte the coordinator's"
 
-    released = [peer.count("released") for peer in group.peers]
-    coordinator.process.send_signal(signal.SIGTERM)
-    assert coordinator.exit_code() == 0
-    for peer, before in zip(group.peers, released, strict=True):
-        peer.wait_for("released", before + 1)
+    # Who comes too late learns it before any peer hears of it, or from the peers.
+    late = group.coordinator(models / "llama", "--port", served.url.rpartition(":")[2], peers=pair)
+    assert late.exit_code() == 1
+    assert late.count("the server cannot listen on 127.0.0.1") == 1
+    assert late.count("stage-0") == 0
+    second = group.coordinator(models / "llama", peers=pair)
+    assert second.exit_code() == 1
+    [error] = [line for line in second.lines if "mlxcel: error:" in line]
+    for stage, address in enumerate(pair):
+        assert f"stage-{stage} @ {address}" in error
+    assert "nothing was started" in error
+    assert post(f"{served.url}/v1/completions", **wanted)["choices"][0]["text"] == expected
 
 
-def test_the_listener_opens_when_all_have_committed(group: Any, models: Path) -> None:
-    """Before that the port is taken, but nobody is let in; afterwards health tells progress."""
-    coordinator = group.coordinator(models / "llama")
-    coordinator.wait_for("cluster: ")
-    line = coordinator.wait_for("listening on ")
-    order = [text for text in coordinator.lines if text.startswith(("stage-", "cluster: ", "list"))]
-    assert order.index(line) > order.index(coordinator.wait_for("cluster: "))
+def test_ctrl_c_releases_the_peers(group: Any, pair: list[str], models: Path) -> None:
+    """A coordinator that serves ends with 0, and its peers are free again."""
+    peers = group.peers[:2]
+    released = [peer.count("released") for peer in peers]
+    coordinator = group.coordinator(models / "llama", peers=pair)
     group.url(coordinator)
     coordinator.process.send_signal(signal.SIGINT)
     assert coordinator.exit_code() == 0
-
-
-def test_a_taken_port_is_found_before_anything_else(group: Any, models: Path) -> None:
-    """The peers hear nothing of a coordinator that cannot serve."""
-    first = group.coordinator(models / "llama")
-    url = group.url(first)
-    port = url.rpartition(":")[2]
-    second = group.coordinator(models / "llama", "--port", port)
-    assert second.exit_code() == 1
-    assert second.count("the server cannot listen on 127.0.0.1") == 1
-    assert second.count("stage-0") == 0
-    first.process.terminate()
-    assert first.exit_code() == 0
-
-
-def test_a_second_coordinator_is_refused(group: Any, models: Path) -> None:
-    """Peers belong to one coordinator at a time; the second one learns whose they are."""
-    first = group.coordinator(models / "llama")
-    group.url(first)
-    second = group.coordinator(models / "llama")
-    assert second.exit_code() == 1
-    [error] = [line for line in second.lines if "mlxcel: error:" in line]
-    for stage, address in enumerate(group.addresses):
-        assert f"stage-{stage} @ {address}" in error
-    assert "nothing was started" in error
-    first.process.terminate()
-    assert first.exit_code() == 0
+    for peer, before in zip(peers, released, strict=True):
+        peer.wait_for("released", before + 1)
 
 
 def test_spares_are_named(group: Any, models: Path) -> None:
@@ -288,7 +278,7 @@ def test_by_hand(group: Any, models: Path) -> None:
     file = group.folder / "by-hand.toml"
     file.write_text("\n".join(lines), encoding="utf-8")
     command = ["-m", str(models / "llama"), "--port", "0", "--distributed-config", str(file)]
-    coordinator = group._node([*command, "--node-id", "boss"], {})
+    coordinator = group.node([*command, "--node-id", "boss"])
     url = group.url(coordinator)
     coordinator.wait_for(f"stage-0 @ {group.addresses[0]}: layers 0-4")
     assert post(f"{url}/v1/completions", prompt="Hello", max_tokens=3)["usage"]
@@ -296,20 +286,14 @@ def test_by_hand(group: Any, models: Path) -> None:
     assert coordinator.exit_code() == 0
 
 
-def test_a_coordinator_stays_light(group: Any, models: Path) -> None:
+def test_a_coordinator_stays_light(group: Any, pair: list[str], models: Path) -> None:
     """It brings up a cluster and answers a request without importing MLX or mlx-lm."""
     source = (
         "import sys\nfrom mlxcel.cli.main import run\ncode = run(sys.argv[1:])\n"
         "heavy = [n for n in ('mlx', 'mlx.core', 'mlx_lm', 'transformers') if n in sys.modules]\n"
         "print('light:', code, heavy)\n"
     )
-    coordinator = group.coordinator(models / "llama")
-    coordinator.end()
-    coordinator.command = [sys.executable, "-c", source, *coordinator.command[1:]]
-    for peer in group.peers:
-        peer.wait_for("armed", peer.count("armed"))
-    coordinator.lines = []
-    coordinator.start()
+    coordinator = group.coordinator(models / "llama", peers=pair, program=("-c", source))
     url = group.url(coordinator)
     assert post(f"{url}/v1/completions", prompt="Hello", max_tokens=3)["usage"]
     coordinator.process.terminate()
@@ -318,15 +302,18 @@ def test_a_coordinator_stays_light(group: Any, models: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_bring_up(group: Any, models: Path, number: int) -> None:
+def test_a_signal_during_the_bring_up(
+    group: Any, pair: list[str], models: Path, number: int
+) -> None:
     """Interrupted before it serves, it says nothing and lets all peers go."""
-    before = [peer.count("has left") for peer in group.peers]
-    coordinator = group.coordinator(models / "llama")
+    peers = group.peers[:2]
+    before = [peer.count("has left") for peer in peers]
+    coordinator = group.coordinator(models / "llama", peers=pair)
     coordinator.wait_for("activations:")
     coordinator.process.send_signal(number)
     assert coordinator.exit_code() in (0, 130)
     assert coordinator.count("Traceback") == 0
-    for peer, count in zip(group.peers, before, strict=True):
+    for peer, count in zip(peers, before, strict=True):
         peer.wait_for("has left", count + 1)
 
 

@@ -44,6 +44,34 @@ async def test_what_is_no_http(served: Served, data: bytes) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
+async def test_a_body_that_stops_being_http(served: Served) -> None:
+    """A chunk that is none is told at once, however well the body began."""
+    async with served() as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(POST + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b'5\r\n{"pro\r\n' + b"zz\r\n")
+        async with asyncio.timeout(30):  # half of what a slow body may take
+            assert b" 400 " in (await reader.readuntil(b"\r\n"))
+        writer.close()
+        assert (await client.complete())[0] == 200
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_body_in_pieces(served: Served) -> None:
+    """A body may take its time, and come in chunks."""
+    async with served("ok") as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(POST + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+        for piece in (b'{"prompt"', b': "a"}', b""):
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        assert b" 200 " in await reader.readuntil(b"\r\n")
+        writer.close()
+
+
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
 async def test_an_encoded_body(served: Served, encoding: str) -> None:
     """A body with a Content-Encoding is refused by name, whatever it holds."""

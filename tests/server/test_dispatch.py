@@ -12,7 +12,7 @@ from mlxcel.server.dispatch import Dispatcher, Stream
 
 
 def dispatcher() -> Dispatcher:
-    made = Dispatcher(lambda stream, output, now: None)
+    made = Dispatcher(lambda stream, output, now: None, lambda tokens: None)
     made.attach()
     return made
 

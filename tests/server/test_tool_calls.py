@@ -158,7 +158,7 @@ async def test_a_forced_call(served: Served, caller: Tokenizer, choice: object) 
 
 async def test_a_model_that_knows_no_tools(served: Served) -> None:
     """Its system message tells it of them, and its calls are read all the same."""
-    async with served(CALL) as client:
+    async with served(CALL, context=4096) as client:
         assert calls_of((await choice_of(client))["message"]) == [WEATHER]
         prompt = bytes(token for token in client.backend.requests[0].prompt if token < 256)
         for tool in TOOLS:

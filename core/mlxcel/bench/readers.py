@@ -1,8 +1,8 @@
 """Clients that only read: ``python -m mlxcel.bench.readers PORT COUNT``.
 
 The request's body comes from standard input. What is read is thrown away, but for the number
-of server-sent events: after each look at the sockets, how many there were is written to
-standard output as four bytes, little endian.
+of server-sent events: before each wait for more, how many there were is written to standard
+output as four bytes, little endian.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ def main(argv: list[str]) -> int:
             sock = socket.create_connection(("127.0.0.1", port))
             sock.sendall(head.encode() + body)
             selector.register(sock, selectors.EVENT_READ, sock)
+        events = 0
         while True:
-            events = 0
-            for key, _ in selector.select():
+            ready = selector.select(0)
+            if not ready:
+                sys.stdout.buffer.write(READ_COUNT.pack(events))
+                sys.stdout.buffer.flush()
+                events = 0
+                ready = selector.select()
+            for key, _ in ready:
                 data = key.data.recv(BUFFER)
                 if not data:
                     return 0
                 events += data.count(b"\n\n")
-            sys.stdout.buffer.write(READ_COUNT.pack(events))
-            sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

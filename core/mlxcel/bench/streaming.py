@@ -65,6 +65,7 @@ class Pace:
         self._done = done
         self._full = 0
         self._unread = 0
+        self._own = 0.0  # CPU seconds of the bench itself
 
     def __call__(self, tokens: int) -> None:
         """In the engine's thread.
@@ -72,13 +73,15 @@ class Pace:
         Raises:
             DeadlineError: The clients did not read what they should have got.
         """
+        began = time.thread_time()
         while self._unread > 0:
             self._unread -= self._read()
         self._unread = tokens
+        self._own += time.thread_time() - began
         if tokens == self._sequences:
             self._full += 1
             if self._full in (WARM_UP, WARM_UP + STEPS):
-                self.readings.append((time.process_time(), time.perf_counter()))
+                self.readings.append((time.process_time() - self._own, time.perf_counter()))
             if len(self.readings) == 2:
                 self._done()
 

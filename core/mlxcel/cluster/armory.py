@@ -76,12 +76,13 @@ class Armory:
         return hello
 
     async def take(self) -> WorkerProcess:
-        """The worker, to be used; waits until it is armed."""
-        while not self._armed.is_set():
+        """The worker, to be used; waits until one is armed and alive."""
+        while True:
             await self._armed.wait()
-        assert self._worker is not None, "it is armed"
-        self._in_use = True
-        return self._worker
+            if (worker := self._worker) is not None and worker.silent <= STOPPED_SECONDS:
+                self._in_use = True
+                return worker
+            self._discard()
 
     def give_back(self) -> None:
         """The worker is of no more use: it ends, and another is started."""

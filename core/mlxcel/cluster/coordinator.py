@@ -104,6 +104,7 @@ class Coordinator:
         self._grace = grace
         self._dial = dial
         self._listener: Listener | None = None
+        self._early: list[tuple[int, Report]] = []  # said before anybody listened
         self._detector = FailureDetector(0, grace, 0.0)
         self._bring_up: BringUp | None = None
         self._moved = asyncio.Event()
@@ -220,6 +221,7 @@ class Coordinator:
         addresses = [str(member.address) for member in self.members]
         asking = self._bring_up = BringUp(offers, addresses, patience)
         self._session = offers[0].session
+        self._early.clear()
         self._send_all(asking.begin(time.monotonic()))
         for peer, member in enumerate(self.members):
             if member.loss is not None:
@@ -237,6 +239,9 @@ class Coordinator:
 
     def _listen(self, listener: Listener) -> None:
         self._listener = listener
+        early, self._early = self._early, []
+        for stage, report in early:
+            listener.report(stage, report)
         for stage, member in enumerate(self.members):
             if member.loss is not None:
                 listener.lost(stage, member.loss)
@@ -292,8 +297,12 @@ class Coordinator:
                     member.clock.hear(sent, now, clock)
                 self._lose(self._detector.heard(peer, now, silent))
             case Reported(session, report):
-                if session == self._session and self._listener and report.stage == peer:
+                if session != self._session or report.stage != peer:
+                    return
+                if self._listener is not None:
                     self._listener.report(peer, report)
+                else:  # such as a link that could not be made
+                    self._early.append((peer, report))
             case _:
                 self._answer(peer, message, now)
 

@@ -33,9 +33,7 @@ class Session:
     peer: Introduction
     address: str
     _on_end: Callable[[], None] = attrs.field(default=_nothing, repr=False, alias="on_end")
-    _on_forgery: Callable[[], None] = attrs.field(
-        default=_nothing, repr=False, alias="on_forgery"
-    )
+    _on_forgery: Callable[[], None] = attrs.field(default=_nothing, repr=False, alias="on_forgery")
 
     def take_socket(self) -> socket.socket:
         """The socket, which the caller closes from now on; the session is over for its gate."""

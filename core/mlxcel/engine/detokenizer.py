@@ -143,12 +143,14 @@ class StreamingDetokenizer:
 
     def add(self, token_id: int) -> str:
         """The text that ``token_id`` completes; empty while a character is unfinished."""
-        token = self._tokenizer.token(token_id, skip_special=self._skip_special_tokens)
-        if token is None:
+        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
             return ""
-        data = self._tokenizer.decoder.to_bytes(token, first=self._first)
+        data = self._tokenizer.token_bytes(token_id, first=self._first)
+        if data is None:
+            return ""
         self._first = False
-        return self._stripped(self._utf8.decode(data))
+        text = self._utf8.decode(data)
+        return self._stripped(text) if self._to_strip else text
 
     def finish(self) -> str:
         """What is still held back: U+FFFD for a character that never became whole."""

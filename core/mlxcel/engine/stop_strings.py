@@ -21,6 +21,8 @@ class StopStrings:
         """What can be shown once ``text`` has come: never a part of a stop string."""
         if self.stopped:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         # The first to be complete ends the text; of those complete at once, the longest.
         ends = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
@@ -41,5 +43,9 @@ class StopStrings:
 
 def overlap(text: str, stop: str) -> int:
     """The length of the longest end of ``text`` that ``stop`` begins with, short of all of it."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+    start = max(0, len(text) - len(stop) + 1)
+    first = text.find(stop[0], start)  # most texts do not have it, and it is found fast
+    if first < 0:
+        return 0
+    ends = (len(text) - at for at in range(first, len(text)) if stop.startswith(text[at:]))
+    return next(ends, 0)

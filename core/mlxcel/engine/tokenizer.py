@@ -54,6 +54,7 @@ class Tokenizer:
     template: ChatTemplate | None
     affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     thinking: Thinking | None = None
+    _token_bytes: dict[int, bytes | None] = attrs.field(factory=dict, init=False, repr=False)
 
     @property
     def bos_token(self) -> str | None:
@@ -92,12 +93,25 @@ class Tokenizer:
         stream = StreamingDetokenizer(self, skip_special_tokens=skip_special_tokens)
         return "".join([*map(stream.add, ids), stream.finish()])
 
-    def token(self, token_id: int, *, skip_special: bool = False) -> str | None:
+    def token(self, token_id: int) -> str | None:
         """The token of ``token_id`` as the vocabulary spells it, or None where there is none."""
-        if skip_special and token_id in self.special_ids:
-            return None
         token: str | None = self.backend.id_to_token(token_id)
         return token
+
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
+        """The bytes that ``token_id`` stands for, or None where there is no such token.
+
+        Args:
+            first: Whether it is the first token of its text.
+        """
+        known = self._token_bytes
+        if first or token_id not in known:
+            token = self.token(token_id)
+            data = None if token is None else self.decoder.to_bytes(token, first=first)
+            if first:
+                return data
+            known[token_id] = data
+        return known[token_id]
 
     def render_chat(
         self,

@@ -37,11 +37,11 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
     metrics = ServerMetrics(options.model_id)
     serving: Serving
 
-    def on_output(stream: Stream, output: Output, now: float) -> None:
-        serving.backend.live.tokens(len(output.tokens))
-        _observe(metrics, stream, output, now)
+    def on_tokens(count: int) -> None:
+        serving.backend.live.tokens(count)
+        metrics.generated_tokens.inc(count)
 
-    dispatcher = Dispatcher(on_output)
+    dispatcher = Dispatcher(partial(_observe, metrics), on_tokens)
 
     def on_end() -> None:
         dispatcher.call(serving.ended.set)
@@ -94,7 +94,6 @@ async def _stop(app: web.Application) -> None:
 def _observe(metrics: ServerMetrics, stream: Stream, output: Output, now: float) -> None:
     if not output.tokens:
         return
-    metrics.generated_tokens.inc(len(output.tokens))
     number = output.request - stream.numbers.start
     latest = stream.latest[number]
     if latest is None:

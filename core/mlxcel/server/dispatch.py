@@ -83,10 +83,16 @@ OnOutput = Callable[[Stream, Output, float], None]
 
 
 class Dispatcher:
-    """Knows which stream each output belongs to."""
+    """Knows which stream each output belongs to.
 
-    def __init__(self, on_output: OnOutput) -> None:
+    Args:
+        on_output: See :data:`OnOutput`.
+        on_tokens: Told how many tokens a round brought, once it is over; for metrics.
+    """
+
+    def __init__(self, on_output: OnOutput, on_tokens: Callable[[int], None]) -> None:
         self._on_output = on_output
+        self._on_tokens = on_tokens
         self._streams: dict[int, Stream] = {}
         self._next = 1
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,8 +126,11 @@ class Dispatcher:
 
     def _dispatch(self, outputs: list[Output]) -> None:
         assert self._loop is not None
-        now = self._loop.time()
+        now, tokens = self._loop.time(), 0
         for output in outputs:
             if (stream := self._streams.get(output.request)) is not None:
+                tokens += len(output.tokens)
                 self._on_output(stream, output, now)
                 stream.put(output)
+        if tokens:
+            self._on_tokens(tokens)

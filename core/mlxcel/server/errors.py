@@ -12,6 +12,7 @@ from mlxcel.errors import (
     ChatTemplateError,
     ChatTemplateRefusal,
     DeadlineError,
+    GrammarFailed,
     MlxcelError,
     NeverFits,
     QueueFull,
@@ -100,6 +101,8 @@ def as_api_error(error: BaseException) -> ApiError:
         case ChatTemplateError():
             text = f"The model's chat template fails on these messages: {error.problem}"
             return invalid(text, "messages", "chat_template_error")
+        case GrammarFailed():
+            return invalid(str(error), code="grammar_failed")
         case UnsupportedError():
             return invalid(str(error), code="unsupported")
         case _:

@@ -15,8 +15,7 @@ Drawn = tuple[int, Logprobs]
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     """The bytes that a token adds to a text; none for an id that the tokenizer lacks."""
-    token = tokenizer.token(token_id)
-    return b"" if token is None else tokenizer.decoder.to_bytes(token)
+    return tokenizer.token_bytes(token_id) or b""
 
 
 def chat_logprobs(tokenizer: Tokenizer, drawn: Sequence[Drawn]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ class Feed:
     ) -> None:
         self.watching_now = 0
         self._make = make
-        self._seconds = seconds
+        self.seconds = seconds
         self._watchers = watchers
         self._latest = b""
         self._made = asyncio.Event()
@@ -70,7 +70,7 @@ class Feed:
 
     async def _produce(self) -> None:
         while not self._closed:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(self.seconds)
             self._publish()
 
     def _publish(self) -> None:

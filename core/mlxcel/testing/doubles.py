@@ -17,11 +17,15 @@ from mlxcel.pipeline.operations import (
     Release,
 )
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
-from mlxcel.pipeline.step import Step, StepFailed, Tokens
+from mlxcel.pipeline.step import Logprobs, Step, StepFailed, Tokens
 from mlxcel.stage.contract import Progress, StageSpec
 
 Script = Callable[[int, int], int]
 """The token that a request gets: of the request's number and how many it has had before."""
+
+
+SCRIPTED = Logprobs(-1.0)
+"""What rows get that ask for log-probabilities."""
 
 
 def count_up(request: int, made: int) -> int:
@@ -64,6 +68,7 @@ class ScriptedExecutor:
         self._script = script
         self._on_load, self._on_step = on_load, on_step
         self._made: dict[int, int] = {}
+        self._asking: set[int] = set()
 
     def load(self, progress: Progress) -> int:
         self._on_load()
@@ -79,7 +84,10 @@ class ScriptedExecutor:
             return step
         if not (step.tensors and step.sample):
             return Tokens(step.seq, step.slot)
-        return Tokens(step.seq, step.slot, tuple(map(self._next, self.rows[step.slot])))
+        rows = self.rows[step.slot]
+        found = tuple(SCRIPTED if row in self._asking else None for row in rows)
+        tokens = tuple(map(self._next, rows))
+        return Tokens(step.seq, step.slot, tokens, found if any(found) else ())
 
     def requests(self, step: Step) -> tuple[int, ...]:
         return tuple(self.rows.get(step.slot, ()))
@@ -95,9 +103,11 @@ class ScriptedExecutor:
     def _apply(self, operation: Operation) -> None:
         rows = self.rows
         match operation:
-            case New(handle, request, _, _, source):
+            case New(handle, request, sampling, _, source):
                 assert source is None or len(rows[source]) == 1
                 rows[handle] = [request]
+                if sampling.logprobs is not None:
+                    self._asking.add(request)
             case Merge(handle, sources):
                 rows[handle] = [row for source in sources for row in rows.pop(source)]
             case Extend(handle, source):

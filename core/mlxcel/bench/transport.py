@@ -1,0 +1,289 @@
+"""``mlxcel bench transport``: round trips of MLX arrays between two processes.
+
+Each subject is a pair of processes on this machine. All of them measure each payload in turn, so
+that ratios compare what ran under the same conditions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
+
+import attrs
+import numpy as np
+
+from mlxcel.bench.pairs import Spread
+from mlxcel.bench.transport_role import Role
+from mlxcel.errors import DeadlineError, MlxcelError
+
+SIZES = {
+    1 << 10: "RPC hand-off",
+    8 << 10: "decode-step activation",
+    1 << 20: "prefill activation",
+    16 << 20: "worst-case hand-off",
+}
+"""The payloads by default, and what they stand for."""
+
+RING = "ring"
+RAW = "raw sockets"
+TIMEOUT = 120.0
+MOST_ROUNDS = 1000
+BYTES = 64 << 20
+"""What one measurement sends, but at least 20 and at most MOST_ROUNDS round trips."""
+
+
+@attrs.frozen
+class Settings:
+    """What to measure: ``transports`` by name, ``sizes`` in bytes, ``spin`` in seconds."""
+
+    transports: tuple[str, ...]
+    sizes: tuple[int, ...] = tuple(SIZES)
+    repeats: int = 5
+    spin: float = 0.0
+
+
+@attrs.frozen
+class Row:
+    """One subject and payload; times are round trips in seconds."""
+
+    size: int
+    subject: str
+    p50: float
+    p95: float
+    p99: float
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second in one direction, from the median."""
+        return self.size / (self.p50 / 2)
+
+
+@attrs.frozen
+class Ratio:
+    """How one subject compares with another at one payload; ``bound`` as text, or empty."""
+
+    size: int
+    what: str
+    spread: Spread
+    bound: str
+
+
+@attrs.frozen
+class Report:
+    """What a run came to."""
+
+    rows: tuple[Row, ...]
+    ratios: tuple[Ratio, ...]
+
+
+class Subject:
+    """A pair of processes.
+
+    Args:
+        name: For tables.
+        roles: Of the driving end and of the other one.
+        descriptors: The sockets that they are given; closed here.
+        environments: Variables that each gets.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        roles: tuple[Role, Role],
+        descriptors: Sequence[int] = (),
+        environments: Sequence[Mapping[str, str]] = ({}, {}),
+    ) -> None:
+        self.name = name
+        self._ends = [
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "mlxcel.bench.transport_end"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=descriptors,
+                env=os.environ | environment,
+            )
+            for environment in environments
+        ]
+        for end, role in zip(self._ends, roles, strict=True):
+            _tell(end, attrs.asdict(role))
+        for end in self._ends:
+            self._hear(end)
+
+    def measure(self, size: int, rounds: int) -> list[float]:
+        """The seconds of ``rounds`` round trips of ``size`` bytes."""
+        for end in reversed(self._ends):
+            _tell(end, [size, rounds])
+        times: list[float] = self._hear(self._ends[0])
+        return times
+
+    def close(self) -> None:
+        """End both processes."""
+        for end in self._ends:
+            assert end.stdin is not None
+            end.stdin.close()
+        for end in self._ends:
+            try:
+                end.wait(5)
+            except subprocess.TimeoutExpired:
+                end.kill()
+                end.wait()
+            assert end.stdout is not None
+            end.stdout.close()
+
+    def _hear(self, end: subprocess.Popen[str]) -> list[float]:
+        """What ``end`` says next; a timer kills it if it says nothing."""
+        assert end.stdout is not None
+        timer = threading.Timer(TIMEOUT, end.kill)
+        timer.start()
+        line = end.stdout.readline()
+        expired = not timer.is_alive()
+        timer.cancel()
+        if line:
+            return json.loads(line)  # type: ignore[no-any-return]
+        if expired:
+            raise DeadlineError(self.name, "a measurement", TIMEOUT, "Is the machine overloaded?")
+        raise BenchError(self.name)
+
+
+@attrs.define(eq=False)
+class BenchError(MlxcelError):
+    """A subject whose process has ended."""
+
+    subject: str
+
+    def __str__(self) -> str:
+        return f"bench transport: a process of {self.subject} has ended; its own words are above."
+
+
+def run(settings: Settings) -> Report:
+    """Measure all subjects."""
+    times: dict[tuple[int, str], list[list[float]]] = {}
+    with ExitStack() as stack:
+        subjects = list(_subjects(settings, stack))
+        for size in settings.sizes:
+            rounds = min(MOST_ROUNDS, max(20, BYTES // size))
+            for _ in range(settings.repeats):
+                for subject in subjects:
+                    times.setdefault((size, subject.name), []).append(subject.measure(size, rounds))
+            print(f"{format_size(size)} done", file=sys.stderr)
+    rows = [
+        Row(size, name, *np.percentile(np.concatenate(runs), [50, 95, 99]).tolist())
+        for (size, name), runs in times.items()
+    ]
+    medians = {key: [float(np.median(run)) for run in runs] for key, runs in times.items()}
+    return Report(tuple(rows), tuple(_ratios(settings, medians)))
+
+
+def _ratios(
+    settings: Settings, medians: Mapping[tuple[int, str], Sequence[float]]
+) -> Iterator[Ratio]:
+    def ratio(size: int, ours: str, other: str, bandwidth: bool) -> Spread:
+        pairs = zip(medians[size, ours], medians[size, other], strict=True)
+        return Spread.of(b / a if bandwidth else a / b for a, b in pairs)
+
+    for size in settings.sizes:
+        for name in settings.transports:
+            if size < 1 << 20:
+                bound = "≤ 1.0" if size <= 8 << 10 else "≤ 2" if size <= 64 << 10 else ""
+                spread = ratio(size, name, RING, bandwidth=False)
+                yield Ratio(size, f"{name} / {RING}, round trip", spread, bound)
+                continue
+            spread = ratio(size, name, clear(name), bandwidth=True)
+            yield Ratio(size, f"{name} / {clear(name)}, bandwidth", spread, "≥ 0.8")
+            bound = "≥ 0.4" if size >= 16 << 20 else "≥ 0.3" if size == 1 << 20 else ""
+            spread = ratio(size, name, RING, bandwidth=True)
+            yield Ratio(size, f"{name} / {RING}, bandwidth", spread, bound)
+
+
+def clear(name: str) -> str:
+    """What the transport ``name`` is called without encryption."""
+    return f"{name}, not encrypted"
+
+
+def markdown(report: Report) -> str:
+    """Two tables: the times, and how they compare."""
+    lines = [
+        "| payload | over | round trip p50 | p95 | p99 | one way (half) | bandwidth |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report.rows:
+        purpose = f" ({SIZES[row.size]})" if row.size in SIZES else ""
+        times = (row.p50, row.p95, row.p99, row.p50 / 2)
+        shown = " | ".join(f"{1e6 * seconds:,.0f} µs" for seconds in times)
+        lines.append(
+            f"| {format_size(row.size)}{purpose} | {row.subject} | {shown} "
+            f"| {row.bandwidth / 1e9:.3f} GB/s |"
+        )
+    lines += ["", "| payload | ratio | median | range | bound |", "|---|---|---|---|---|"]
+    for ratio in report.ratios:
+        spread = ratio.spread
+        lines.append(
+            f"| {format_size(ratio.size)} | {ratio.what} | {spread.median:.2f} "
+            f"| {spread.low:.2f}-{spread.high:.2f} | {ratio.bound} |"
+        )
+    return "\n".join(lines)
+
+
+def format_size(size: int) -> str:
+    """``size`` bytes in binary units where it is a whole number of them."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def _subjects(settings: Settings, stack: ExitStack) -> Iterator[Subject]:
+    """All pairs of processes, started; ``stack`` ends them."""
+
+    def start(subject: Subject) -> Subject:
+        stack.callback(subject.close)
+        return subject
+
+    for name in settings.transports:
+        yield start(_connected(name, name, settings.spin, sealed=True))
+        yield start(_connected(clear(name), name, settings.spin, sealed=False))
+    yield start(_connected(RAW, RAW, 0.0, sealed=False))
+    with _ring_environments() as environments:
+        roles = (Role(RING, drives=True), Role(RING, drives=False))
+        yield start(Subject(RING, roles, environments=environments))
+
+
+def _connected(name: str, kind: str, spin: float, *, sealed: bool) -> Subject:
+    """Two processes with a TCP connection over the loopback interface."""
+    keys = (os.urandom(32).hex(), os.urandom(32).hex())
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as a,
+        listener.accept()[0] as b,
+    ):
+        roles = (
+            Role(kind, True, a.fileno(), keys if sealed else None, spin),
+            Role(kind, False, b.fileno(), keys[::-1] if sealed else None, spin),
+        )
+        return Subject(name, roles, (a.fileno(), b.fileno()))
+
+
+@contextmanager
+def _ring_environments() -> Iterator[list[dict[str, str]]]:
+    """What tells each of two ranks where the other is, as ``mlx.launch`` does it."""
+    with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+        hosts = [[f"127.0.0.1:{sock.getsockname()[1]}"] for sock in (a, b)]
+    with TemporaryDirectory() as folder:
+        file = os.path.join(folder, "hosts.json")
+        with open(file, "w", encoding="utf-8") as opened:
+            json.dump(hosts, opened)
+        yield [{"MLX_RANK": str(rank), "MLX_HOSTFILE": file} for rank in (0, 1)]
+
+
+def _tell(end: subprocess.Popen[str], what: object) -> None:
+    assert end.stdin is not None
+    end.stdin.write(json.dumps(what) + "\n")
+    end.stdin.flush()

@@ -1,0 +1,76 @@
+"""On the manual path every node comes to the coordinator's plan by itself, or says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import pytest
+
+from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.introduction import Introduction
+from mlxcel.cluster.own_plan import own_digest
+from mlxcel.cluster.remote_model import Wishes, make_offers, plan_remotely
+from mlxcel.cluster.topology import Node, Topology
+from mlxcel.plugins import Plugins
+
+Tiny = Callable[..., Path]
+
+GIB = 1 << 30
+PEERS = [
+    Introduction(f"10.0.0.{i}:1", "peer", "c", {}, {}, ("llama",), memory=i * GIB) for i in (2, 3)
+]
+
+
+def topology(*, memory: int | None = None, layers: str | None = None) -> Topology:
+    """Two stages; ``memory`` is what the first declares, ``layers`` divides six of them."""
+    cut = None if layers is None else int(layers)
+    ranges = (None, None) if cut is None else (range(cut), range(cut, 6))
+    return Topology(
+        tuple(
+            Node(
+                f"stage-{i}",
+                Address(f"10.0.0.{i + 2}", 1),
+                "pipeline_stage",
+                i,
+                memory_bytes=memory if i == 0 else None,
+                layers=ranges[i],
+            )
+            for i in range(2)
+        ),
+        pipeline_parallel_size=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "wishes"),
+    [
+        (topology(), Wishes()),
+        (topology(layers="1"), Wishes()),
+        (topology(), Wishes(layers="0-4,5")),
+        (topology(), Wishes(by="time")),
+        (topology(memory=4 * GIB), Wishes(context=64)),
+        (topology(memory=4 * GIB), Wishes(kv_budget=1 << 20)),
+        (topology(), Wishes(dtype="bfloat16")),
+    ],
+)
+def test_a_node_comes_to_the_coordinators_plan(
+    tiny: Tiny, plugins: Plugins, own: Topology, wishes: Wishes
+) -> None:
+    """With the same file and flags, whatever types the coordinator has chosen."""
+    folder = tiny("llama", quantize="4:32")
+    model = plan_remotely(folder, plugins, own, PEERS, wishes, probe=False)
+    offers = make_offers(model, own, PEERS[0], credits=4, timeout=1.0)
+    flags = attrs.evolve(wishes, dtype="auto", weights="auto")
+    for offer in offers:
+        assert own_digest(offer, folder, plugins, own, flags) == offer.digest
+
+
+def test_other_flags_are_another_plan(tiny: Tiny, plugins: Plugins) -> None:
+    """A node that was told other layers sees it before anything starts."""
+    folder = tiny("llama")
+    model = plan_remotely(folder, plugins, topology(), PEERS, Wishes(layers="0-1,2-5"), probe=False)
+    offer, _ = make_offers(model, topology(), PEERS[0], credits=4, timeout=1.0)
+    other = Wishes(layers="0-3,4-5")
+    assert own_digest(offer, folder, plugins, topology(), other) != offer.digest
