@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
