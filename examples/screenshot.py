@@ -8,10 +8,10 @@ Needs a Chromium such as Debian's chromium-headless-shell, and takes two and a h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -33,18 +33,26 @@ CLIENTS = ((12, 1), (22, 4), (8, 0), (24, 8), (10, 2), (44, 6))
 
 PICTURES: tuple[tuple[str, int, Literal["light", "dark"]], ...] = (
     ("status.png", 1180, "light"),
-    ("status-dark.png", 1180, "dark"),
-    ("status-phone.png", 390, "light"),
+    ("status-phone.png", 390, "dark"),
 )
 """File, width in CSS pixels, colour scheme."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving() -> Iterator[str]:
     """A server of its own, and its address."""
     command = [sys.executable, "-m", "mlxcel"]
     subprocess.run([*command, "fetch-demo-model", str(MODEL)], check=True)
-    flags = ["--pp-size", "3", "--port", "0", "--alias", "SmolLM2-135M-Instruct"]
+    flags = [
+        "--pp-size",
+        "3",
+        "--pp-balance",
+        "time",
+        "--port",
+        "0",
+        "--alias",
+        "SmolLM2-135M-Instruct",
+    ]
     process = subprocess.Popen(
         [*command, "serve", "-m", str(MODEL), *flags, "--kv-cache-budget", "256MB"],
         stderr=subprocess.PIPE,
@@ -75,21 +83,22 @@ async def load(session: aiohttp.ClientSession) -> None:
     while (await session.get("/health")).status != 200:
         await asyncio.sleep(0.2)
     for seconds, clients in CLIENTS:
-        tasks = [asyncio.create_task(client(session, number)) for number in range(clients)]
-        await asyncio.sleep(seconds)
-        for task in tasks:
-            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+                for number in range(clients):
+                    group.create_task(client(session, number))
+                await asyncio.sleep(seconds)
 
 
 async def photograph(page: Page, url: str) -> None:
     """Take each of the :data:`PICTURES`."""
     for name, width, scheme in PICTURES:
         await page.prefer(scheme)
-        await page.resize(width, 100, scale=2 if width < 600 else 1)
+        await page.resize(width, 100)
         await page.open(url)
         await page.until("!document.getElementById('main').hidden")
         height = await page.evaluate("document.documentElement.scrollHeight")
-        await page.resize(width, height, scale=2 if width < 600 else 1)
+        await page.resize(width, height)
         await page.screenshot(ROOT / "docs" / name)
         print(f"docs/{name}")
 
@@ -106,6 +115,7 @@ async def main() -> None:
             await asyncio.sleep(sum(seconds for seconds, _ in CLIENTS) + 2)
             await photograph(page, url)
             working.cancel()
+            await asyncio.wait([working])
 
 
 if __name__ == "__main__":

@@ -119,12 +119,13 @@ ADDRESS = "http://127.0.0.1:8080"
 
 @pytest.fixture
 def live(tiny: Callable[..., Path]) -> Iterator[Callable[[list[str]], str]]:
-    """Starts a server as a document has it, but with the tiny model and a free port."""
+    """Starts a server as a document has it, but with the tiny model, more context, a free port."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(arguments: list[str]) -> str:
         places = dict.fromkeys(("smollm2", ".demo/smollm2"), str(tiny("llama")))
-        command = [str(Path(sys.executable).with_name("mlxcel")), *arguments, "--port", "0"]
+        command = [str(Path(sys.executable).with_name("mlxcel")), *arguments]
+        command += ["--port", "0", "--ctx-size", "4096"]  # a token is a byte to the tiny model
         process = subprocess.Popen(
             [places.get(word, word) for word in command], stderr=subprocess.PIPE, text=True
         )

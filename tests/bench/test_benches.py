@@ -70,7 +70,8 @@ def test_bench_serve_against_mlx_lm(tiny: Tiny, capsys: pytest.CaptureFixture[st
     [[theirs, own]] = found["pairs"]
     for side in (theirs, own):
         assert (side["good"], side["errors"], side["short"], side["estimated"]) == (3, {}, 0, 0)
-        assert (side["prompt_tokens"], side["cached_tokens"]) == (3 * 64, 0)
+        assert side["prompt_tokens"] == 3 * 64
+        assert side["cached_tokens"] < 3 * 8, "all but the first letters are new"
     assert theirs["output_tokens"] == own["output_tokens"]
     assert {row["name"] for row in found["rows"]} >= {"output", "time to first token, p95"}
     assert all(row["ratio"]["median"] > 0 for row in found["rows"])

@@ -206,6 +206,27 @@ def test_a_signal_while_loading(tiny: Callable[..., Path]) -> None:
         assert (process.returncode, out, err) == (0, "", "")
 
 
+def test_workers_tell_what_they_do(tiny: Callable[..., Path]) -> None:
+    """Busy shares, memory and hop times of worker processes reach the status of the server."""
+    with server(tiny("llama"), "--pp-size", "2", "--ctx-size", "100000") as (process, url):
+        ready(process, url)
+        with streaming(url, max_tokens=100_000, logit_bias={"257": -100}) as response:
+            status: dict[str, Any] = {"hops": []}
+            while len(status["hops"]) < 3 or not all(map(any, status["timeline"]["busy"])):
+                response.readline()
+                status = get(f"{url}/status")[1]
+        assert [(hop["from"], hop["to"]) for hop in status["hops"]] == [
+            ("engine", "0"),
+            ("0", "1"),
+            ("1", "engine"),
+        ]
+        assert all(hop["p50"] > 0 for hop in status["hops"])
+        assert all(stage["memory"] > 0 for stage in status["stages"])
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SECONDS)
+        assert process.returncode == 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_worker_that_dies(tiny: Callable[..., Path]) -> None:
     """Its streams end with a typed, retryable error; the server names it and exits 1."""

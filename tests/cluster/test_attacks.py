@@ -359,10 +359,10 @@ class Between:
                     header = take(dialer, HEADER)
                     size = sealed_size(int.from_bytes(header, "little"))
                     frames.append(header + take(dialer, size))
-                with contextlib.suppress(ConnectionError):
+                with contextlib.suppress(OSError):
                     node.sendall(self.frames(frames))
                     node.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(ConnectionError):
+                with contextlib.suppress(OSError):
                     while node.recv(1 << 16):
                         pass
 

@@ -144,13 +144,17 @@ class Cluster:
         peers: In the order of their stages.
     """
 
-    def __init__(self, folder: Path, models: Path, count: int, *flags: str) -> None:
+    def __init__(self, folder: Path, models: Sequence[Path], *flags: str, **env: str) -> None:
         self.folder = folder
         self.secret = folder / "secret"
         create_secret(self.secret)
+        self._env = {SECRET_FILE: str(self.secret), **env}
         self._nodes: list[Node] = []
-        self.addresses = sorted(f"127.0.0.1:{free_port()}" for _ in range(count))
-        self.peers = [self.peer(address, models, *flags) for address in self.addresses]
+        self.addresses = sorted(f"127.0.0.1:{free_port()}" for _ in models)
+        self.peers = [
+            self.peer(address, model, *flags)
+            for address, model in zip(self.addresses, models, strict=True)
+        ]
         for peer in self.peers:
             peer.wait_for("listening on")
 
@@ -185,7 +189,7 @@ class Cluster:
         """``mlxcel serve`` with these flags and the cluster's secret."""
         mlxcel = str(Path(sys.executable).with_name("mlxcel"))
         command = [sys.executable, *program] if program else [mlxcel]
-        node = Node([*command, "serve", *flags], {SECRET_FILE: str(self.secret)}, self.folder)
+        node = Node([*command, "serve", *flags], self._env, self.folder)
         self._nodes.append(node)
         return node
 
@@ -200,11 +204,11 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def make_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Cluster]]:
-    """Makes clusters: ``make_cluster(models, 2)`` has two peers, which wait."""
+    """Makes clusters: ``make_cluster([models, models])`` has two peers, which wait."""
     clusters: list[Cluster] = []
 
-    def make(models: Path, count: int, *flags: str) -> Cluster:
-        clusters.append(Cluster(tmp_path_factory.mktemp("cluster"), models, count, *flags))
+    def make(models: Sequence[Path], *flags: str, **env: str) -> Cluster:
+        clusters.append(Cluster(tmp_path_factory.mktemp("cluster"), models, *flags, **env))
         return clusters[-1]
 
     yield make

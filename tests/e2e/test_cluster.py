@@ -68,7 +68,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
 @pytest.fixture(scope="module")
 def group(make_cluster: Callable[..., Any], models: Path) -> Any:
     """Three peers that compute as this process does."""
-    return make_cluster(models, 3, "--blas", "wheel")
+    return make_cluster([models] * 3, "--blas", "wheel")
 
 
 def tokens(pipeline: WorkerPipeline, end_tokens: tuple[int, ...] = ()) -> dict[int, list[int]]:
@@ -322,7 +322,7 @@ def test_smollm2_over_http(
 ) -> None:
     """The demo model, over two and over three peers, writes what it writes in one process."""
     flags = ("--dtype", "float32", "--weights", "dequantized")
-    cluster = make_cluster(demo_model, 3)
+    cluster = make_cluster([demo_model] * 3)
     wanted = {"prompt": "The sea is", "max_tokens": 24}
     alone = serve(demo_model, *flags)
     expected = post(f"{alone}/v1/completions", **wanted)["choices"][0]["text"]

@@ -180,3 +180,21 @@ def test_messages_stay_as_they_were() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
     render(LOOP, messages)
     assert messages == [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ messages[0].tool_calls[0].function.arguments | tojson }}", '{"a": "é"}'),
+        ("{{ 'x' + messages[0].tool_calls[0].function.arguments }}", 'x{"a": "é"}'),
+        (
+            "{{ messages[0].content + messages[0].tool_calls[0].function.arguments }}",
+            '{"a": "é"}',
+        ),
+    ],
+)
+def test_arguments_in_the_form_that_the_template_wants(source: str, shown: str) -> None:
+    """Arguments are objects, or JSON text to a template that adds them to a string."""
+    call = {"function": {"name": "f", "arguments": {"a": "é"}}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert ChatTemplate(source, Path("here")).render([message]) == shown

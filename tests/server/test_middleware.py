@@ -39,6 +39,16 @@ async def test_keys(served: Served, header: str | None, status: int) -> None:
         assert (await client.get("/health", headers=headers))[0] == 200
 
 
+@pytest.mark.parametrize(("key", "status"), [("first-key", 200), ("first-ke", 401), ("", 401)])
+async def test_keys_as_anthropics_clients_bring_them(served: Served, key: str, status: int) -> None:
+    """A key may come as x-api-key, to every path."""
+    async with served(api_keys=("first-key",)) as client:
+        for headers in ({"x-api-key": key}, {"x-api-key": key, "Authorization": "Bearer none"}):
+            assert (await client.post("/v1/completions", {"prompt": "a"}, headers=headers))[
+                0
+            ] == status
+
+
 async def test_bodies_that_are_too_large(served: Served) -> None:
     """The limit holds with and without a declared length."""
     async with served(max_body_size=1000) as client:

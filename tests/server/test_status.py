@@ -39,10 +39,11 @@ async def test_the_state_of_everything(served: Served) -> None:
         await client.complete("abc")
         status, body = await client.get("/status")
         assert status == 200
-        assert (body["model"], body["phase"], body["error"]) == ("tiny", "ready", None)
+        assert (body["model"], body["phase"], "error" in body) == ("tiny", "ready", False)
         assert body["requests"] == {"running": 0, "waiting": 0}
         assert body["tokens"]["generated"] == 5
         first, second = body["stages"]
+        assert (first["stage"], first["place"], second["ready"]) == (0, "", False)
         assert (first["layers"], first["bytes_done"], first["bytes_total"]) == ("0-2", 5, 10)
         assert (second["layers"], second["kv_used"], second["kv_budget"]) == ("3-5", 0, 10_000_000)
         assert len(body["timeline"]["tokens"]) == HISTORY_SECONDS

@@ -93,7 +93,7 @@ async def test_a_request_is_seen(tiny_served: Served, browse: Browse) -> None:
         assert "layers 0\u20132" in await page.evaluate(text)
         await client.complete("hello", **LONG)
         await page.until("document.getElementById('generated').textContent === '200'")
-        await page.until("document.getElementById('rate').textContent !== '0.0'")
+        await page.until("document.getElementById('highest').textContent !== '0 /s'")
         await page.until(
             "[...document.querySelectorAll('#stages path.edge')].every("
             "(path) => path.getAttribute('d').split(',').some((part) => parseFloat(part) < 100))"
@@ -111,7 +111,7 @@ async def test_nothing_jumps(tiny_served: Served, browse: Browse, width: int) ->
         await page.open(address(client))
         await page.until(SHOWN)
         await client.complete("hello", **LONG)
-        await page.until("document.getElementById('rate').textContent !== '0.0'")
+        await page.until("document.getElementById('highest').textContent !== '0 /s'")
         assert await page.evaluate("innerWidth") == width
         assert await page.evaluate(FITS)
         assert await page.evaluate("window.shifted") < 0.1

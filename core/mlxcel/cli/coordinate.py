@@ -33,8 +33,8 @@ from mlxcel.cluster.remote_pipeline import running_remotely
 from mlxcel.cluster.resources import free_memory, kv_budgets
 from mlxcel.cluster.topology import COORDINATOR, Topology
 from mlxcel.cluster.topology_toml import emit_topology, write_topology
-from mlxcel.engine.model import Model
 from mlxcel.engine.limits import credits_for
+from mlxcel.engine.model import Model
 from mlxcel.engine.service import RunModel, Service
 from mlxcel.errors import BringUpError
 from mlxcel.family.choose import choose_family
@@ -97,6 +97,7 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
                 partial(_run, model, run),
                 settings,
                 kv_budgets(model, peers, kv_budget(args)),
+                places=[node.id for node in topology.stages],
                 warm_up=not args.no_warmup,
                 on_ready=phases.show,
             )

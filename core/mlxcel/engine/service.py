@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from itertools import repeat
 from queue import SimpleQueue
 from typing import Literal, Protocol
 
@@ -32,13 +33,14 @@ Phase = Literal["loading", "ready", "draining", "failed", "stopped"]
 
 @attrs.define
 class StageState:
-    """How far one stage is, for health reports."""
+    """How far one stage is, for health reports; ``place`` is its node in a cluster."""
 
     stage: int
     layers: tuple[int, int]
     bytes_done: int = 0
     bytes_total: int = 0
     ready: bool = False
+    place: str = ""
 
 
 class RunModel(Protocol):
@@ -65,6 +67,7 @@ class Service:
         settings: Of the engine.
         kv_budgets: Cache bytes of each stage, in order; None is unlimited.
         deliver: See :class:`Engine`.
+        places: The node of each stage, in order, if they are on several.
         warm_up: Make one token before being ready, so that no client waits for first times.
         on_refusal: See :class:`Engine`.
         on_ready: Called once, in the loading thread, when requests are taken: with the seconds
@@ -86,6 +89,7 @@ class Service:
         kv_budgets: Sequence[int | None],
         deliver: Deliver,
         *,
+        places: Sequence[str] = (),
         warm_up: bool = False,
         on_refusal: Callable[[AdmissionDiagnostic], None] = lambda diagnostic: None,
         on_ready: Callable[[float, float], None] = lambda loading, warm_up: None,
@@ -96,8 +100,10 @@ class Service:
         self.phase: Phase = "loading"
         self.error: MlxcelError | None = None
         self.stages = [
-            StageState(stage.stage_index, (stage.layer_range.start, stage.layer_range.stop))
-            for stage in model.plan.stages
+            StageState(
+                stage.stage_index, (stage.layer_range.start, stage.layer_range.stop), place=place
+            )
+            for stage, place in zip(model.plan.stages, places or repeat(""), strict=False)
         ]
         self.managers = kv_managers(model, settings, kv_budgets)
         self.live = LiveFigures(len(self.stages))

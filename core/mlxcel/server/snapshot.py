@@ -20,10 +20,9 @@ def snapshot(options: Options, backend: Backend, seconds: int) -> dict[str, Any]
     """
     live = backend.live
     timeline = live.timeline(seconds)
-    return {
+    state: dict[str, Any] = {
         "model": options.model_id,
         "phase": backend.phase,
-        "error": None if backend.error is None else str(backend.error),
         "requests": {"running": backend.active, "waiting": backend.waiting},
         "tokens": {
             "per_second": round(live.tokens_per_second(NOW_SECONDS), 1),
@@ -37,6 +36,9 @@ def snapshot(options: Options, backend: Backend, seconds: int) -> dict[str, Any]
             "tokens": timeline.tokens,
         },
     }
+    if backend.error is not None:
+        state["error"] = str(backend.error)
+    return state
 
 
 def _stages(backend: Backend, figures: tuple[StageFigures, ...]) -> list[dict[str, Any]]:
@@ -47,6 +49,7 @@ def _stages(backend: Backend, figures: tuple[StageFigures, ...]) -> list[dict[st
         stages.append(
             {
                 "stage": state.stage,
+                "place": state.place,
                 "layers": f"{state.layers[0]}-{state.layers[1] - 1}",
                 "ready": state.ready,
                 "bytes_done": state.bytes_done,

@@ -136,13 +136,13 @@ class Page:
             text = await self.evaluate("document.body.innerText")
             raise AssertionError(f"never: {condition}\n{text}\n{self.problems}") from None
 
-    async def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
-        """Be a screen of this size, in CSS pixels; ``scale`` device pixels each."""
+    async def resize(self, width: int, height: int) -> None:
+        """Be a screen of this size in pixels."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
-            deviceScaleFactor=scale,
+            deviceScaleFactor=1,
             mobile=width < 600,
         )
 
@@ -181,6 +181,7 @@ async def browsing(browser: str) -> AsyncIterator[Page]:
             f"--user-data-dir={profile}",
             "--no-first-run",
             "--disable-gpu",
+            "--hide-scrollbars",
             "--disable-dev-shm-usage",
             # Chromium's sandbox refuses to work for root, who runs tests in containers.
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
