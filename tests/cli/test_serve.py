@@ -206,6 +206,7 @@ def test_a_signal_while_loading(tiny: Callable[..., Path]) -> None:
         assert (process.returncode, out, err) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_workers_tell_what_they_do(tiny: Callable[..., Path]) -> None:
     """Busy shares, memory and hop times of worker processes reach the status of the server."""
     with server(tiny("llama"), "--pp-size", "2", "--ctx-size", "100000") as (process, url):

@@ -128,6 +128,11 @@ class Node:
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for path in tasks for pid in path.read_text().split()]
 
+    def is_stopped(self) -> bool:
+        """Whether a SIGSTOP holds it."""
+        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        return stat.rpartition(") ")[2].startswith("T")
+
     def end(self) -> None:
         """Kill it, whatever state it is in."""
         if self.process.poll() is None:

@@ -79,6 +79,16 @@ def cluster(make_cluster: Callable[..., Any], model: Path, own: Path, hold: Path
     return make_cluster([model, own], *flags, PYTHONPATH=str(site), HOLD_LOADING=str(hold))
 
 
+@pytest.fixture(autouse=True)
+def whole(cluster: Any) -> Iterator[None]:
+    """What a test has broken is put right, so that the next one finds two peers that wait."""
+    yield
+    for peer in cluster.peers:
+        if peer.process.poll() is not None or peer.is_stopped():
+            peer.restart()
+            peer.wait_for("listening on")
+
+
 @pytest.fixture
 def coordinate(cluster: Any, model: Path) -> Callable[..., Any]:
     """Starts a coordinator with the grace of these tests."""
@@ -157,9 +167,6 @@ def test_a_stage_that_is_lost_in_a_stream(
     assert f"stage-{stage} @ {cluster.addresses[stage]} is lost" in told
     assert error["message"] in told
     other.wait_for("released", released + 1)
-    if part == "peer":
-        peer.restart()
-        peer.wait_for("listening on")
 
 
 @pytest.mark.parametrize("harm", [kill, stop])
@@ -248,8 +255,6 @@ def test_a_peer_that_is_not_there(cluster: Any, coordinate: Callable[..., Any]) 
     assert f"stage-1 @ {cluster.addresses[1]} (unreachable)" in told
     assert f"--pp-peer --cluster-control-addr {cluster.addresses[1]}" in told
     assert cluster.peers[0].count("loading as stage") == loaded
-    cluster.peers[1].restart()
-    cluster.peers[1].wait_for("listening on")
 
 
 # Peers that do not fit.

@@ -15,6 +15,7 @@ from mlxcel.errors import (
     GrammarFailed,
     MlxcelError,
     NeverFits,
+    PeerLost,
     QueueFull,
     StageError,
     Unavailable,
@@ -92,7 +93,7 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(503, str(error), "unavailable", retry_after=error.retry_after)
         case StageError():
             return ApiError(503, str(error), "stage_failed", retry_after=RETRY_AFTER)
-        case WorkerDied() | WorkerFailed() | ChannelClosed():
+        case PeerLost() | WorkerDied() | WorkerFailed() | ChannelClosed():
             return ApiError(503, str(error), "stage_lost", retry_after=RETRY_AFTER)
         case DeadlineError():
             return ApiError(503, str(error), "deadline", retry_after=RETRY_AFTER)
