@@ -1,30 +1,37 @@
-"""The main job on a real model: one process, then two stages, and the same tokens.
+"""A cluster on one machine: a coordinator and two peers, and the same tokens as one process.
 
     python examples/demo.py [FOLDER]
 
-Gets SmolLM2-135M-Instruct into FOLDER (default ``.demo/smollm2``) unless it is there, answers
-a few questions with the whole model in one worker process and again with its layers split over
-two, and prints what each stage did. The exit code is 0 only if all tokens are identical.
+Gets SmolLM2-135M-Instruct into FOLDER (default ``.demo/smollm2``) unless it is there. Asks a server
+in one process a few questions over HTTP; then starts two peers and a coordinator, processes of
+their own that share a new secret and talk over encrypted loopback connections, and asks them the
+same. Prints what each node says, how fast both were, and what went over the wire. The exit code is
+0 only if all tokens are identical.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
 import sys
+import tempfile
+import threading
 import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 from rich.console import Console
 from rich.table import Table
 
 from mlxcel.cli.main import run as mlxcel
-from mlxcel.engine.generation import Generation
-from mlxcel.engine.local import open_model, running
-from mlxcel.engine.pipeline_report import PipelineReport, pipeline_report
-from mlxcel.engine.results import Result, collect
-from mlxcel.engine.slot import Request, credits_for
-from mlxcel.plugins import Plugins
-from mlxcel.stage.blas import choose_blas
 
 QUESTIONS = (
     "What is the capital of France? Answer briefly.",
@@ -33,83 +40,220 @@ QUESTIONS = (
     "Write a sentence about the sea.",
 )
 TOKENS = 24
+SAME_STEPS = ("--pp-micro-batch-size", "1", "--prefix-cache", "0", "--pp-balance", "time")
+"""One question in each micro-batch, so that both runs do the same steps."""
+
+LISTENING = "listening on "
+SECONDS = 120.0
+BEAT_SECONDS = 1.5
+"""After which the figures of the last steps have arrived."""
+
+console = Console(highlight=False)
 
 
 @attrs.frozen
 class Run:
-    """What one run made, and what its stages did."""
+    """What a server answered: the tokens of each question, and how fast."""
 
-    results: list[Result]
-    report: PipelineReport
+    tokens: tuple[tuple[str, ...], ...]
     seconds: float
 
     @property
-    def tokens(self) -> list[tuple[int, ...]]:
-        return [result.tokens for result in self.results]
-
-    @property
     def speed(self) -> float:
-        """Generated tokens per second, prefill included."""
-        return sum(result.generation_tokens for result in self.results) / self.seconds
+        """Generated tokens per second, prompts included."""
+        return sum(map(len, self.tokens)) / self.seconds
 
 
-def answer(folder: Path, stages: int) -> Run:
-    """Answer the questions with ``stages`` worker processes; the first answer streams.
+class Node:
+    """A running command; what it says is shown behind its name."""
 
-    Both runs put one question into each micro-batch, so that every step has the same shape.
-    """
-    blas = choose_blas("auto", workers="process")
-    model = open_model(folder, Plugins.discover(), size=stages, by="time", fast_blas=blas.fast)
-    requests = [
-        Request(i, tuple(model.tokenizer.encode_chat([{"role": "user", "content": text}])), TOKENS)
-        for i, text in enumerate(QUESTIONS)
-    ]
-    credits = credits_for(len(requests), stages, rows=1)
-    with running(
-        model, credits=credits, timeout=600, workers="process", environment=blas.environment
-    ) as pipeline:
-        generation = Generation(
-            pipeline, requests, end_tokens=model.tokenizer.eos_ids, rows=1, chunk=512
+    def __init__(self, name: str, command: Sequence[str], env: dict[str, str], cwd: Path) -> None:
+        self._name = name
+        self._said = threading.Condition()
+        self._lines: list[str] = []
+        console.print(f"$ mlxcel {' '.join(command)}", style="bold")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "mlxcel", *command],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
+            cwd=cwd,
         )
-        print(f"\n{stages} stage{'s' if stages > 1 else ''}; {blas.notice}\n> {QUESTIONS[0]}")
-        began = time.perf_counter()
-        results = collect(generation, requests, model.tokenizer, stream_first)
-        seconds = time.perf_counter() - began
-        print()
-        report = pipeline_report(model.plan, pipeline.stop(), len(generation.slots))
-        return Run(results, report, seconds)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def wait_for(self, beginning: str) -> str:
+        """The rest of the line that begins so.
+
+        Raises:
+            RuntimeError: The command ended, or took too long to say it.
+        """
+
+        def found() -> list[str]:
+            return [line for line in self._lines if line.startswith(beginning)]
+
+        with self._said:
+            if not self._said.wait_for(found, SECONDS):
+                raise RuntimeError(f"{self._name} did not come up")
+            return found()[0].removeprefix(beginning)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            console.print(f"[{self._name}] {line.rstrip()}", style="dim", markup=False)
+            with self._said:
+                self._lines.append(line.rstrip())
+                self._said.notify_all()
 
 
-def stream_first(index: int, text: str) -> None:
-    """Show the text of the first question as it comes."""
-    if index == 0:
-        print(text, end="", flush=True)
+@contextmanager
+def node(name: str, *command: str, home: Path) -> Iterator[Node]:
+    """A command that runs within the context, with the secret of ``home``."""
+    env = {"MLXCEL_CLUSTER_SECRET_FILE": str(home / "secret")}
+    running = Node(name, command, env, home)
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait()
 
 
-def show(one: Run, two: Run, identical: bool) -> None:
-    """A table with a row per stage of both runs, and whether the tokens are identical."""
-    table = Table("stages", "stage", "layers", "bytes", "busy", "bubble", "tok/s")
-    for name, run in (("1", one), ("2", two)):
-        for stage in run.report.stages:
-            table.add_row(
-                name,
-                str(stage.stage),
-                stage.layers,
-                f"{stage.bytes / 1e6:.1f} MB",
-                f"{stage.busy:.0%}",
-                f"{stage.bubble:.0%}",
-                f"{run.speed:.1f}" if stage.stage == 0 else "",
+def free_ports(count: int) -> list[int]:
+    """So many ports that nobody uses."""
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def ask_all(url: str) -> Run:
+    """All questions at once; the answer to the first is shown as it comes."""
+    console.print(f"\n> {QUESTIONS[0]}")
+    began = time.perf_counter()
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        tokens = tuple(pool.map(lambda question: ask(url, question), QUESTIONS))
+    seconds = time.perf_counter() - began
+    console.print("\n")
+    return Run(tokens, seconds)
+
+
+def ask(url: str, question: str) -> tuple[str, ...]:
+    """The tokens of the answer to one question."""
+    body = {
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "logprobs": True,
+    }
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    tokens: list[str] = []
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            choice = json.loads(line[6:])["choices"][0]
+            tokens += [
+                entry["token"] for entry in (choice.get("logprobs") or {}).get("content", ())
+            ]
+            if question == QUESTIONS[0]:
+                print(choice["delta"].get("content", ""), end="", flush=True)
+    return tuple(tokens)
+
+
+def get(url: str) -> Any:
+    """The JSON object at ``url``, when the server takes requests."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=SECONDS) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            if error.code != 503:  # it loads
+                raise
+            time.sleep(0.05)
+
+
+def alone(model: str, home: Path) -> Run:
+    """Ask a server that runs the whole model in one worker process."""
+    with node("one process", "serve", "-m", model, "--port", "0", *SAME_STEPS, home=home) as server:
+        url = server.wait_for(LISTENING)
+        get(f"{url}/health")
+        return ask_all(url)
+
+
+def clustered(model: str, home: Path) -> tuple[Run, dict[str, Any]]:
+    """Ask a coordinator with two peers; also what it says of their work."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    with ExitStack() as stack:
+        peers = [
+            stack.enter_context(
+                node(
+                    f"peer {number}",
+                    *("serve", "--pp-peer", "-m", model, "--cluster-control-addr", address),
+                    home=home,
+                )
             )
-    Console().print(table)
-    print(f"tokens identical: {'yes' if identical else 'no'}")
+            for number, address in enumerate(addresses)
+        ]
+        for peer in peers:
+            peer.wait_for(LISTENING)
+        coordinator = stack.enter_context(
+            node(
+                "coordinator",
+                *("serve", "-m", model, "--pp-auto", "2", "--cluster-peers", ",".join(addresses)),
+                *("--port", "0", *SAME_STEPS),
+                home=home,
+            )
+        )
+        url = coordinator.wait_for(LISTENING)
+        coordinator.wait_for("ready: ")
+        run = ask_all(url)
+        time.sleep(BEAT_SECONDS)
+        return run, get(f"{url}/status")
+
+
+def show(status: dict[str, Any]) -> None:
+    """What each stage holds and received, and how long messages took between them."""
+    stages = Table("stage", "node", "layers", "weights", "received over the wire")
+    for stage in status["stages"]:
+        stages.add_row(
+            str(stage["stage"]),
+            stage["place"],
+            stage["layers"],
+            f"{stage['bytes_total'] / 1e6:.1f} MB",
+            f"{stage['received'] / 1e6:.2f} MB",
+        )
+    hops = Table("from", "to", "messages", "p50", "p99")
+    for hop in status["hops"]:
+        hops.add_row(
+            hop["from"],
+            hop["to"],
+            str(hop["count"]),
+            f"{hop['p50']:.0f} µs",
+            f"{hop['p99']:.0f} µs",
+        )
+    console.print(stages)
+    console.print(hops)
 
 
 def main(folder: Path) -> int:
     if code := mlxcel(["fetch-demo-model", str(folder)]):
         return code
-    one, two = answer(folder, 1), answer(folder, 2)
+    model = str(folder.resolve())
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        if code := mlxcel(["cluster", "secret", str(home / "secret")]):
+            return code
+        one = alone(model, home)
+        two, status = clustered(model, home)
+    show(status)
     identical = one.tokens == two.tokens
-    show(one, two, identical)
+    console.print(f"one process {one.speed:.1f} tok/s, two peers {two.speed:.1f} tok/s")
+    console.print(f"tokens identical: {'yes' if identical else 'no'}")
     return 0 if identical else 1
 
 

@@ -108,10 +108,22 @@ class Node:
         def found() -> list[str]:
             return [line for line in self.lines if text in line]
 
+        self._wait_until(lambda: len(found()) >= times, text)
+        return found()[times - 1]
+
+    def wait_until_armed(self) -> None:
+        """Of a peer: until it has a fresh worker after its last session."""
+
+        def is_armed() -> bool:
+            said = [line.partition(":")[0] for line in self.lines]
+            return "armed" in [word for word in said if word in ("armed", "released")][-1:]
+
+        self._wait_until(is_armed, "armed, after the last session")
+
+    def _wait_until(self, wanted: Callable[[], bool], what: str) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: len(found()) >= times or self._ended, WAIT)
-            assert len(found()) >= times, "\n".join([f"no {text!r}:", *self.lines])
-            return found()[times - 1]
+            self._changed.wait_for(lambda: wanted() or self._ended, WAIT)
+            assert wanted(), "\n".join([f"no {what!r}:", *self.lines])
 
     def count(self, text: str) -> int:
         """How many lines have ``text`` so far."""

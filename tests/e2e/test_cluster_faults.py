@@ -197,6 +197,8 @@ def loading(
     """Starts a coordinator whose stages stay at the beginning of their load until the end."""
 
     def start() -> Any:
+        for peer in cluster.peers:
+            peer.wait_until_armed()
         before = [peer.count("loading as stage") for peer in cluster.peers]
         hold.touch()
         coordinator = coordinate()
@@ -240,8 +242,8 @@ def test_a_coordinator_that_is_interrupted_while_the_stages_load(
 def test_a_worker_that_is_lost_while_it_waits(cluster: Any, coordinate: Callable[..., Any]) -> None:
     """Its peer arms another one, and no coordinator notices."""
     peer = cluster.peers[0]
+    peer.wait_until_armed()
     armed = peer.count("armed: ")
-    peer.wait_for("armed: ", armed)
     kill(peer.workers()[0])
     peer.wait_for("armed: ", armed + 1)
     works(cluster, coordinate)

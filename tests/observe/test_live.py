@@ -47,6 +47,7 @@ def test_shares_of_the_last_seconds(live: LiveFigures, clock: Clock) -> None:
     first, second = live.stage_figures(4.0)
     assert (first.busy, first.bubble, first.memory) == (0.5, 0.0, 64)
     assert (second.busy, second.bubble, second.received) == (0.125, 0.75, 750.0)
+    assert (first.received_total, second.received_total) == (0, 3000)
 
 
 def test_work_ends_by_time_alone(live: LiveFigures, clock: Clock) -> None:

@@ -26,7 +26,7 @@ def test_the_figures_of_each_stage() -> None:
     now = 1000.0
     live = LiveFigures(2, lambda: now)
     live.beat(Beat(0, WINDOW_SECONDS, WINDOW_SECONDS, 9, memory=7))
-    live.beat(Beat(1, WINDOW_SECONDS, WINDOW_SECONDS / 4, 9))
+    live.beat(Beat(1, WINDOW_SECONDS, WINDOW_SECONDS / 4, 9, received=5))
     now += LAG_SECONDS
     found = lines(exposed(live))
     assert 'mlxcel_pp_stage_busy_fraction{stage="0"} 1.0' in found
@@ -34,6 +34,7 @@ def test_the_figures_of_each_stage() -> None:
     assert 'mlxcel_pp_stage_bubble_fraction{stage="0"} 0.0' in found
     assert 'mlxcel_pp_stage_bubble_fraction{stage="1"} 0.75' in found
     assert 'mlxcel_pp_stage_memory_bytes{stage="0"} 7.0' in found
+    assert 'mlxcel_pp_received_bytes_total{stage="1"} 5.0' in found
     assert "mlxcel_pp_mean_bubble_ratio 0.375" in found
 
 
@@ -61,7 +62,7 @@ def test_the_latencies_of_each_pair() -> None:
 def test_what_is_exposed_can_be_read() -> None:
     """The text is what Prometheus's own parser takes, with nothing measured and with all."""
     live = LiveFigures(3)
-    assert len(list(text_string_to_metric_families(exposed(live)))) == 6
+    assert len(list(text_string_to_metric_families(exposed(live)))) == 7
     for stage in range(3):
         live.beat(Beat(stage, 1.0, 1.0, 1, hops=(5.0,)))
     live.hops(3, (6.0,))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel.errors import ChannelFull, CheckpointError, DeadlineError, StageError
+from mlxcel.errors import ChannelFull, CheckpointError, DeadlineError, StageError, Unavailable
 from mlxcel.pipeline.link import Link
 from mlxcel.pipeline.operations import New, Sampling
 from mlxcel.pipeline.step import Step, StepFailed, Tokens
@@ -243,6 +243,23 @@ def test_a_stage_that_never_loads(gate: threading.Event) -> None:
         running.start()
     gate.set()
     running.timeout = 60.0
+    running.stop()
+
+
+def test_loading_without_news_can_be_given_up(gate: threading.Event) -> None:
+    """While nothing comes, whoever waits is asked again and again, and may end it."""
+
+    told: list[tuple[int, ...]] = []
+
+    def give_up(*progress: int) -> None:
+        if progress in told:
+            raise Unavailable("enough")
+        told.append(progress)
+
+    running = pipeline(1, on_load=gate.wait)
+    with pytest.raises(Unavailable, match="enough"):
+        running.start(give_up)
+    gate.set()
     running.stop()
 
 

@@ -17,6 +17,9 @@ CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_LAYERS = 10_000
 
+_LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+"""The usual name, and what GPT-2 and others say instead."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TAG = "__float__"
 _TAGGED_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
@@ -154,9 +157,8 @@ def _model_type(raw: Mapping[str, Any], file: Path) -> str:
 
 
 def _num_layers(raw: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> int:
-    count = text.get("num_hidden_layers")
-    if count is None:
-        count = raw.get("num_hidden_layers")
+    given = (source.get(key) for key in _LAYER_COUNTS for source in (text, raw))
+    count = next((value for value in given if value is not None), None)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_LAYERS:
         found = "is missing" if count is None else f"is {count!r}"
         raise CheckpointError(

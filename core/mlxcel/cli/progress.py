@@ -35,7 +35,7 @@ class LoadingBars:
             )
 
     def __call__(self, stage: int, done: int, total: int) -> None:
-        if self._progress is None:
+        if self._progress is None or total == 0:
             return
         if not self._bars:
             self._progress.start()

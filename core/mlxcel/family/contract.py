@@ -84,6 +84,11 @@ class Place:
     layer: int | None = None
 
 
+def never_read(name: str) -> bool:
+    """Whether the tensor ``name`` is none of a text model's: a buffer, or of another tower."""
+    return "rotary_emb" in name or not _NEVER_READ.isdisjoint(name.split("."))
+
+
 class Family:
     """One model family. Subclass it, set the class attributes, name an instance as entry point.
 
@@ -180,7 +185,7 @@ class Family:
 
         The name is the checkpoint's, in hub naming or mlx-lm's converted naming.
         """
-        if "rotary_emb" in name or not _NEVER_READ.isdisjoint(name.split(".")):
+        if never_read(name):
             return Place(Part.UNUSED)
         if match := _LAYER.search(name):
             layer = int(match[1])

@@ -37,8 +37,8 @@ class StageFigures:
 
     ``busy`` is the share of that time in which it computed, ``bubble`` the share in which it
     waited although the pipeline had work: of the time in which any stage computed. ``received`` are
-    bytes per second that came over a wire. ``memory`` are the bytes that MLX held at its last
-    beat, 0 if none has come.
+    bytes per second that came over a wire, ``received_total`` all that ever did. ``memory`` are
+    the bytes that MLX held at its last beat, 0 if none has come.
     """
 
     stage: int
@@ -46,6 +46,7 @@ class StageFigures:
     bubble: float
     received: float
     memory: int
+    received_total: int = 0
 
 
 @attrs.frozen
@@ -94,6 +95,7 @@ class _Span:
 class _Stage:
     spans: deque[_Span] = attrs.field(factory=deque)
     memory: int = 0
+    received: int = 0
 
 
 @attrs.define
@@ -129,6 +131,7 @@ class LiveFigures:
         with self._lock:
             stage = self._stages[beat.stage]
             stage.memory = beat.memory or stage.memory
+            stage.received += beat.received
             if beat.busy > 0 and beat.span > 0:
                 share = min(1.0, beat.busy / beat.span)
                 rate = beat.received / beat.span
@@ -170,7 +173,7 @@ class LiveFigures:
         start = stop - seconds
         with self._lock:
             spans = [tuple(stage.spans) for stage in self._stages]
-            memory = [stage.memory for stage in self._stages]
+            totals = [(stage.memory, stage.received) for stage in self._stages]
         active = _covered([span for row in spans for span in row], start, stop)
         figures = []
         for index, row in enumerate(spans):
@@ -178,7 +181,7 @@ class LiveFigures:
             received = sum(span.received * span.within(start, stop) for span in row)
             bubble = max(0.0, 1 - busy / active) if active else 0.0
             figures.append(
-                StageFigures(index, busy / seconds, bubble, received / seconds, memory[index])
+                StageFigures(index, busy / seconds, bubble, received / seconds, *totals[index])
             )
         return tuple(figures)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client.core import (
+    CounterMetricFamily,
     GaugeMetricFamily,
     Metric,
     SummaryMetricFamily,
@@ -41,12 +42,16 @@ class PipelineCollector(Collector):
         memory = GaugeMetricFamily(
             "mlxcel_pp_stage_memory_bytes", "Bytes that MLX holds", labels=["stage"]
         )
+        received = CounterMetricFamily(
+            "mlxcel_pp_received_bytes", "Bytes that came over a wire", labels=["stage"]
+        )
         for stage in stages:
+            received.add_metric([str(stage.stage)], stage.received_total)
             busy.add_metric([str(stage.stage)], stage.busy)
             bubble.add_metric([str(stage.stage)], stage.bubble)
             memory.add_metric([str(stage.stage)], stage.memory)
         mean = sum(stage.bubble for stage in stages) / len(stages) if stages else 0.0
-        yield from (busy, bubble, memory)
+        yield from (busy, bubble, memory, received)
         yield GaugeMetricFamily(
             "mlxcel_pp_mean_bubble_ratio", "Mean of the stages' bubble fractions", value=mean
         )

@@ -10,7 +10,11 @@ import attrs
 from mlxcel.pipeline.step import Step, StepFailed, Tokens
 
 OnProgress = Callable[[int, int, int], None]
-"""Called while loading with a stage, its bytes done and its bytes in all."""
+"""Called while loading with a stage, its bytes done and its bytes in all.
+
+Without news it is called with the latest figures a few times a second; what it raises ends the
+loading.
+"""
 
 
 @attrs.frozen

@@ -24,6 +24,9 @@ MORE_TIME = "Give it more time with --pp-timeout SECONDS."
 GIVE_UP_SECONDS = 5.0
 """How long a worker may take to end when its work is given up."""
 
+LOOK_SECONDS = 0.25
+"""How often whoever waits for the stages to load is asked whether it still wants them."""
+
 CAUSE_SECONDS = 2.0
 """How long to wait for the report that explains why a link is closed."""
 
@@ -67,15 +70,22 @@ class WorkerPipeline(ABC):
         """
         self._first, self._last = self._launch()
         loaded: dict[int, Loaded] = {}
+        latest, heard = (0, 0, 0), time.monotonic()
         while len(loaded) < self.count:
-            match self._next_report():
+            report = self._next_report(heard + self.timeout)
+            if report is None:
+                on_progress(*latest)
+                continue
+            heard = time.monotonic()
+            match report:
                 case Loading(stage, done, total):
-                    on_progress(stage, done, total)
-                case Loaded() as report:
+                    latest = (stage, done, total)
+                    on_progress(*latest)
+                case Loaded():
                     loaded[report.stage] = report
-                case Failed() as failed:
-                    raise _typed(failed)
-        self.loaded = tuple(report for _, report in sorted(loaded.items()))
+                case Failed():
+                    raise _typed(report)
+        self.loaded = tuple(done for _, done in sorted(loaded.items()))
 
     def submit(self, step: Step) -> None:
         """Hand a step to the first stage.
@@ -152,10 +162,14 @@ class WorkerPipeline(ABC):
                 self._ended[report.stage] = report
         return _statuses(self.loaded, self._ended)
 
-    def _next_report(self) -> Report:
+    def _next_report(self, deadline: float) -> Report | None:
+        """The next report; None if there is none for a moment."""
+        left = deadline - time.monotonic()
         try:
-            return self.reports.get(timeout=self.timeout)
+            return self.reports.get(timeout=max(0.0, min(left, LOOK_SECONDS)))
         except Empty:
+            if left > 0:
+                return None
             raise DeadlineError(
                 "the pipeline", f"{self.count} stages to load", self.timeout, MORE_TIME
             ) from None

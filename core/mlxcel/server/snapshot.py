@@ -58,6 +58,7 @@ def _stages(backend: Backend, figures: tuple[StageFigures, ...]) -> list[dict[st
                 "busy": round(figure.busy, 3),
                 "bubble": round(figure.bubble, 3),
                 "received_per_second": round(figure.received),
+                "received": figure.received_total,
                 "kv_used": 0 if manager is None else manager.used,
                 "kv_budget": None if manager is None else manager.budget,
             }

@@ -1,5 +1,6 @@
 """How frames get from one machine to another; transports are plugins."""
 
+from mlxcel.transport.allocate import allocate
 from mlxcel.transport.contract import (
     Connection,
     Keys,
@@ -21,5 +22,6 @@ __all__ = [
     "TrafficClass",
     "Transport",
     "TransportOptions",
+    "allocate",
     "set_tcp_options",
 ]

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from mlxcel.errors import MlxcelError, WireError
+from mlxcel.transport.allocate import allocate
 from mlxcel.transport.contract import TransportOptions
 from mlxcel.transport.stream import ByteStream
 from mlxcel.wire.tensor import Buffer, flat
@@ -56,7 +57,7 @@ class PlainConnection:
             if length > self._max_frame:
                 raise WireError(f"a frame of {length} bytes; {self._max_frame} are allowed")
             self._stream.skip(_LENGTH.size)
-            frame = memoryview(bytearray(length))
+            frame = allocate(length) if length > _SMALL else memoryview(bytearray(length))
             self._stream.read_into(frame)
         except MlxcelError:
             if begun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-SPIN_SECONDS = 50e-6
+SPIN_SECONDS = 100e-6
 """About what a wake-up costs; polling for longer gains nothing more."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from mlxcel.errors import ChannelClosed, DeadlineError
 from mlxcel.transport.contract import TransportOptions
-from mlxcel.wire.tensor import Buffer, flat
+from mlxcel.wire.tensor import Buffer
 
 HERE = "it was closed here"
 
@@ -62,26 +62,26 @@ class ByteStream:
         until = time.monotonic() + timeout
         with self._sending:
             for part in parts:
-                self._send(flat(part), until, timeout)
+                while part := self._send(part, until, timeout):
+                    pass
 
-    def _send(self, view: memoryview, until: float, timeout: float) -> None:
-        while len(view):
-            try:
-                count = self._sock.send(view)
-            except BlockingIOError:
-                if not _wait(self._writable, until - time.monotonic()):
-                    raise DeadlineError(
-                        self.peer,
-                        "a message to be taken",
-                        timeout,
-                        "It hangs or is overloaded; look at its log, or allow more time with "
-                        "--pp-timeout.",
-                    ) from None
-                continue
-            except OSError as error:
-                raise self._gone(error) from error
-            self.sent += count
-            view = view[count:]
+    def _send(self, part: Buffer, until: float, timeout: float) -> Buffer:
+        """Send what the system takes of ``part`` by ``until``; returns what it did not take."""
+        try:
+            count = self._sock.send(part)
+        except BlockingIOError:
+            if _wait(self._writable, until - time.monotonic()):
+                return part
+            raise DeadlineError(
+                self.peer,
+                "a message to be taken",
+                timeout,
+                "It hangs or is overloaded; look at its log, or allow more time with --pp-timeout.",
+            ) from None
+        except OSError as error:
+            raise self._gone(error) from error
+        self.sent += count
+        return memoryview(part)[count:]
 
     def need(self, size: int, timeout: float | None = None, begins: bool = False) -> memoryview:
         """The next ``size`` bytes, which stay to be taken with :meth:`skip`.

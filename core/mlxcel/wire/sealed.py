@@ -16,7 +16,7 @@ chunk until the first one has proved that the length is genuine.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -51,26 +51,36 @@ class Sealer:
         self._out = memoryview(bytearray(HEADER + CHUNK + TAG))
         self.sequence = 0
 
-    def seal(self, pieces: Sequence[Buffer]) -> Iterator[memoryview]:
+    def seal(self, pieces: Sequence[Buffer]) -> Iterable[memoryview]:
         """The bytes of one frame, chunk by chunk; each is valid until the next is asked for.
 
-        Large pieces are encrypted where they are; only what shares a chunk is joined. The
-        iterator must be exhausted, or the reader cannot open what follows.
+        Large pieces are encrypted where they are; only what shares a chunk is joined. All must
+        be asked for, or the reader cannot open what follows.
 
         Raises:
             WireError: The key has sealed all that it may.
         """
-        views = [flat(piece) for piece in pieces]
-        header = _LENGTH.pack(sum(map(len, views)))
+        length = sum(
+            [piece.nbytes if isinstance(piece, memoryview) else len(piece) for piece in pieces]
+        )
+        header = _LENGTH.pack(length)
         self._out[:HEADER] = header
+        if length > CHUNK:
+            return self._seal_chunks(header, pieces)
+        return (self._out[: self._seal(header, b"".join(pieces))],)
+
+    def _seal_chunks(self, header: bytes, pieces: Sequence[Buffer]) -> Iterator[memoryview]:
         begin = 0  # the header goes before the first chunk
-        for plain in split(views):
-            end = HEADER + len(plain) + TAG
-            nonce = _nonce(self.sequence)
-            self.sequence += 1
-            self._cipher.encrypt_into(nonce, plain, header, self._out[HEADER:end])
-            yield self._out[begin:end]
+        for plain in split([flat(piece) for piece in pieces]):
+            yield self._out[begin : self._seal(header, plain)]
             begin = HEADER
+
+    def _seal(self, header: bytes, plain: Buffer) -> int:
+        """Encrypt one chunk to behind the place of the header; returns where it ends."""
+        end = HEADER + len(plain) + TAG
+        self._cipher.encrypt_into(_nonce(self.sequence), plain, header, self._out[HEADER:end])
+        self.sequence += 1
+        return end
 
     def frame(self, pieces: Sequence[Buffer]) -> bytes:
         """One whole frame as bytes, for short messages."""

@@ -30,7 +30,8 @@ MAX_BYTES = 1 << 30
 Buffer = bytes | bytearray | memoryview
 
 _PREFIX = struct.Struct("<BBB")
-_LENGTH = struct.Struct("<Q")
+_SIZES = tuple(struct.Struct(f"<{ndim + 1}Q") for ndim in range(MAX_DIMS + 1))
+"""The dimensions and the length behind them, by the number of dimensions."""
 
 
 @attrs.frozen
@@ -100,9 +101,7 @@ def header(tensor: WireTensor) -> bytes:
     length = data.nbytes if isinstance(data, memoryview) else len(data)
     _check_shape(dtype, tensor.shape, length)
     ndim = len(tensor.shape)
-    return _PREFIX.pack(DENSE, dtype.code, ndim) + struct.pack(
-        f"<{ndim + 1}Q", *tensor.shape, length
-    )
+    return _PREFIX.pack(DENSE, dtype.code, ndim) + _SIZES[ndim].pack(*tensor.shape, length)
 
 
 def decode(
@@ -126,16 +125,18 @@ def decode(
         raise WireError(f"unknown tensor dtype code {code}")
     if ndim > MAX_DIMS:
         raise WireError(f"a tensor of {ndim} dimensions; {MAX_DIMS} are allowed")
-    start = _advance(view, position, 8 * ndim + _LENGTH.size, "a tensor's dimensions")
-    *shape, length = struct.unpack_from(f"<{ndim + 1}Q", view, position)
-    _check_shape(dtype, tuple(shape), length)
+    sizes = _SIZES[ndim]
+    start = _advance(view, position, sizes.size, "a tensor's dimensions")
+    *dims, length = sizes.unpack_from(view, position)
+    shape = tuple(dims)
+    _check_shape(dtype, shape, length)
     if length > max_bytes:
         raise WireError(f"a tensor of {length} bytes; {max_bytes} are allowed")
     end = _advance(view, start, length, "a tensor's data")
     data = view[start:end]
     if dtype.name == "bool" and bytes(data).translate(None, b"\0\1"):
         raise WireError("a bool tensor holds something else than 0 and 1")
-    return WireTensor(dtype.name, tuple(shape), data), end
+    return WireTensor(dtype.name, shape, data), end
 
 
 def flat(buffer: Buffer) -> memoryview:
@@ -154,7 +155,7 @@ def _advance(view: memoryview, position: int, size: int, what: str) -> int:
 def _check_shape(dtype: Dtype, shape: tuple[int, ...], length: int) -> None:
     if len(shape) > MAX_DIMS:
         raise WireError(f"a tensor of {len(shape)} dimensions; {MAX_DIMS} are allowed")
-    if any(dim < 1 for dim in shape):
+    if shape and min(shape) < 1:
         raise WireError(f"a tensor of shape {shape}; no dimension may be empty")
     if math.prod(shape) * dtype.itemsize != length:
         raise WireError(f"{length} bytes cannot be a {dtype.name} tensor of shape {shape}")

@@ -113,8 +113,8 @@ SIZES: Mapping[str, Any] = {
 }
 
 _HALF = [SLIDING, FULL] * (LAYERS // 2)
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_YARN = {
+_ROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+_YARN: Mapping[str, Any] = {
     "type": "yarn",
     "factor": 4.0,
     "original_max_position_embeddings": 128,
@@ -134,7 +134,21 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": {"rope_scaling": _YARN, "topk_method": "greedy"},
+    "exaone": {"head_dim": 16},
     "exaone_moe": {"layer_types": _HALF, "is_moe_layer": [False] + [True] * (LAYERS - 1)},
+    "gemma3n": {
+        "layer_types": _HALF,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": VOCAB,
+        "activation_sparsity_pattern": [0.5, 0.5] + [0.0] * (LAYERS - 2),
+        "hidden_size_per_layer_input": 32,
+        "altup_num_inputs": 2,
+        "altup_coef_clip": 120.0,
+        "altup_active_idx": 0,
+        "laurel_rank": 16,
+        "rope_local_base_freq": 10000.0,
+        "final_logit_softcapping": 30.0,
+    },
     "gptj": {"rotary_dim": 8},
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"] * (LAYERS // 2),
@@ -146,7 +160,12 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "mamba_n_groups": 1,
         "mamba_conv_bias": True,
     },
-    "hunyuan": {"moe_topk": [2] * LAYERS, "num_shared_expert": [1] * LAYERS, "cla_share_factor": 2},
+    "hunyuan": {
+        "moe_topk": [2] * LAYERS,
+        "num_shared_expert": [1] * LAYERS,
+        "cla_share_factor": 2,
+        "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 2.0},
+    },
     "kimi_linear": {
         "linear_attn_config": {
             "kda_layers": [1, 2, 4, 5],
@@ -197,6 +216,11 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "swa_rope_theta": 10000.0,
     },
     "minicpm3": {"rope_scaling": {**_YARN, "long_factor": [1.0] * 8, "short_factor": [1.0] * 8}},
+    "minimax_m3_vl": {
+        "moe_layer_freq": [0] + [1] * (LAYERS - 1),
+        "dense_intermediate_size": 128,
+        "rotary_dim": 16,
+    },
     "ministral3": {
         "rope_parameters": {
             **_ROPE,
@@ -211,6 +235,14 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             "llama_4_scaling_beta": 0.1,
             "original_max_position_embeddings": 8,
         },
+    },
+    "muse_spark": {
+        "rope_parameters": _ROPE,
+        "layer_rope_theta": [10000.0, 0.0] * (LAYERS // 2),
+        "layer_types": _HALF,
+        "final_logit_softcapping": 30.0,
+        "moe_hidden_size": 64,
+        "num_shared_experts": 0,
     },
     "nemotron-nas": {
         "block_configs": [
@@ -227,6 +259,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "num_kv_heads": [2] * LAYERS,
         "ffn_multipliers": [2.0] * LAYERS,
     },
+    "phixtral": {"num_vocab": VOCAB, "model_dim": 64},
+    "plamo": {"n_shared_head": 2},
     "qwen": {"kv_channels": 16},
     "recurrent_gemma": {
         "block_types": ["recurrent", "recurrent", "attention"],

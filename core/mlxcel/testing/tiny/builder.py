@@ -112,11 +112,11 @@ def build(
     if quantize is None:
         if overrides:
             raise ValueError("overrides need quantize")
-        _write(out, recipe.to_hub(_parameters(model), config), config, shards, "pt")
+        write_weights(out, recipe.to_hub(_parameters(model), config), config, shards, "pt")
     else:
         config |= recipe.model_config
-        quantized = _quantize(model, config, quantize, overrides or {})
-        _write(out, _parameters(model), None, shards, "mlx")
+        quantized = quantize_in_place(model, config, quantize, overrides or {})
+        write_weights(out, _parameters(model), None, shards, "mlx")
         from mlx_lm.utils import save_config
 
         save_config(quantized, out / "config.json")
@@ -168,7 +168,7 @@ def _quantization(spec: str) -> dict[str, Any]:
     return {"group_size": int(group), "bits": int(bits), "mode": mode[0] if mode else "affine"}
 
 
-def _quantize(
+def quantize_in_place(
     model: nn.Module, config: Mapping[str, Any], spec: str, overrides: Mapping[str, str]
 ) -> dict[str, Any]:
     """Quantize ``model`` in place; returns the config that says how."""
@@ -197,9 +197,10 @@ def _quantize(
     return dict(quantized)
 
 
-def _write(
+def write_weights(
     out: Path, weights: Weights, config: Mapping[str, Any] | None, shards: int, format: str
 ) -> None:
+    """Write ``weights`` into ``shards`` files of the folder ``out``, as ``write_checkpoint``."""
     specs = {
         name: TensorSpec(_SAFETENSORS_DTYPES[_dtype_name(array)], tuple(array.shape))
         for name, array in sorted(weights.items())

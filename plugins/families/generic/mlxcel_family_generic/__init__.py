@@ -2,16 +2,19 @@
 
 From headers every model can be planned whose tensors have the usual names. From config.json
 alone the sizes are estimated: grouped-query attention, and a gated MLP or experts, found by
-the keys that name them. What has other parts is refused.
+the keys that name them; what has other parts is refused. What its layers keep of a sequence is
+asked of mlx-lm's model, where it has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+import attrs
+
 from mlxcel.errors import UnsupportedError
-from mlxcel.family import Family, fields
+from mlxcel.family import Family, Part, Place, fields, never_read
 from mlxcel.family.mixers import QK_NORMS, Attention
 from mlxcel.family.shapes import (
     TensorShape,
@@ -21,6 +24,7 @@ from mlxcel.family.shapes import (
     gated_mlp,
     linear_moe,
 )
+from mlxcel_family_generic import names
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -43,6 +47,17 @@ class Generic(Family):
 
         return GenericStage
 
+    def settle(self, config: ModelConfig, tensors: Collection[str]) -> ModelConfig:
+        """Without an output projection in the checkpoint the embedding is it."""
+        if any(map(names.is_head, tensors)):
+            return config
+        return attrs.evolve(config, text={**config.text, "tie_word_embeddings": True})
+
+    def place(self, name: str, config: ModelConfig) -> Place:
+        if never_read(name) or (self.tied(config) and names.is_head(name)):
+            return Place(Part.UNUSED)
+        return names.place(name, config.num_layers)
+
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention, hidden = _attention(config), fields.count(config, "hidden_size")
 
@@ -52,7 +67,22 @@ class Generic(Family):
 
         return decoder(config, layer, tied=self.tied(config))
 
-    def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
+    def caches(self, config: ModelConfig) -> tuple[CacheKind | None, ...]:
+        """What mlx-lm's own model makes; where it has none, what the config speaks of.
+
+        Raises:
+            UnsupportedError: The model cannot be split.
+        """
+        try:
+            from mlxcel_family_generic.kinds import cache_kinds
+
+            return cache_kinds(config)
+        except UnsupportedError:
+            raise
+        except Exception:  # mlx-lm has no such model, or none of this config
+            return self._expected_caches(config)
+
+    def _expected_caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         types = fields.attention_types(config, lambda index: fields.FULL)
         return _attention(config).caches(config, types)
 

@@ -1,119 +1,178 @@
 """One forward pass of an unevaluated model, watched: what each layer is given and gives.
 
-Nothing is computed: MLX only notes what would be. So a model of any size can be watched before
-its weights are read.
+Nothing is computed but masks and positions: MLX only notes what would be. So a model of any
+size can be watched before its weights are read. All that comes out of a layer or of a module
+beside the layers is made NaN on the way, so that what is given to a layer besides the hidden
+states shows whether it was made of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxcel.errors import UnsupportedError
-from mlxcel.family.transformer import Cache
-from mlxcel_family_generic.stand_in import stand_in
+from mlxcel.family.transformer import Cache, flat_parameters
+from mlxcel_family_generic.stand_in import eavesdropper, stand_in
 
 LENGTH = 3
-"""Tokens of the watched pass."""
+"""Tokens of a watched pass."""
+
+Module = tuple[str, str]
+"""A module beside the layers: the path of its owner, and its name there."""
 
 
 @attrs.frozen
 class Watched:
     """What a pass showed.
 
-    ``caches`` are the caches that the layers were given, by layer; None for one without.
-    ``before`` and ``after`` are the modules called before the first layer and after the last
-    one, as (path of the owner, name). ``shape`` is that of the hidden states.
+    ``slots`` says for each layer which cache of the model's list it was given, None for none;
+    ``caches`` is that list after the pass, its arrays described and not computed. ``before``
+    and ``after`` are the modules used before the first layer and after the last one. ``h`` has
+    the shape and type of the hidden states.
     """
 
-    caches: tuple[Cache | None, ...]
-    before: frozenset[tuple[str, str]]
-    after: frozenset[tuple[str, str]]
-    shape: tuple[int, ...]
+    slots: tuple[int | None, ...]
+    caches: tuple[Cache, ...]
+    before: frozenset[Module]
+    after: frozenset[Module]
+    h: mx.array
 
 
-class Watcher:
-    """Stands in for a module; calls it, and writes down that it did."""
+@attrs.define
+class _Pass:
+    """What happened in one pass: the calls of the layers, and the modules used around them."""
 
-    def __init__(self, module: Any, called: list[Any], key: Any) -> None:
-        self.module, self.called, self.key = module, called, key
+    calls: list[_Call] = attrs.field(factory=list)
+    before: set[Module] = attrs.field(factory=set)
+    after: set[Module] = attrs.field(factory=set)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        out = self.module(*args, **kwargs)
-        self.called.append((self.key, args, kwargs, out))
-        return out
+    def use(self, module: Module) -> None:
+        (self.after if self.calls else self.before).add(module)
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.module, name)
-        if name == "as_linear":  # a tied head reads the embedding
-            return Watcher(value, self.called, self.key)
-        return value
+    def clear_after(self) -> None:
+        """What was used between two layers is not behind the last one."""
+        self.after.clear()
 
 
-def watch(model: nn.Module, inner: nn.Module, layers_name: str, caches: Sequence[Cache]) -> Watched:
-    """Watch a pass of ``model``, whose layers are the list ``layers_name`` of ``inner``.
+@attrs.frozen
+class _Call:
+    """A call of a layer: its index, what it was given (by name or place), what it gave."""
+
+    layer: int
+    given: dict[str, Any]
+    out: Any
+
+    def hidden(self) -> tuple[str, Any]:
+        """Name and value of the hidden states among what was given: the first array."""
+        arrays = ((n, v) for n, v in self.given.items() if isinstance(v, mx.array) and v.ndim == 3)
+        return next(arrays, ("", None))
+
+    def others(self, caches: Sequence[Cache]) -> dict[str, Any]:
+        """What was given besides hidden states and a cache."""
+        own, _ = self.hidden()
+        return {n: v for n, v in self.given.items() if n != own and _slot(v, caches) is None}
+
+
+def watch(
+    model: nn.Module,
+    inner: nn.Module,
+    layers_name: str,
+    make_caches: Callable[[], Sequence[Cache]],
+) -> Watched:
+    """Watch passes of ``model``, whose layers are the list ``layers_name`` of ``inner``.
 
     Raises:
         UnsupportedError: More than hidden states pass from layer to layer, or the layers are not
             called one after the other.
     """
-    layers = inner[layers_name]
-    called: list[Any] = []
-    with _watched(model, inner, layers_name, called):
-        try:
-            model(mx.zeros((1, LENGTH), dtype=mx.int32), cache=list(caches))
-        except Exception as error:
-            raise refusal(f"its forward pass cannot be watched: {error!s:.200}") from error
-    passes = [entry for entry in called if isinstance(entry[0], int)]
-    if [entry[0] for entry in passes] != list(range(len(layers))):
+    first, caches = _watched(model, inner, layers_name, make_caches(), token=0)
+    second, again = _watched(model, inner, layers_name, make_caches(), token=1)
+    count = len(inner[layers_name])
+    if [call.layer for call in first.calls] != list(range(count)):
         raise refusal("its layers are not called one after the other, each once")
-    given = tuple(_cache_of(entry, caches) for entry in passes)
-    own = [id(cache) for cache in given if cache is not None]
+    if foreign := {type(c).__name__ for c in caches if not hasattr(type(c), "merge")}:
+        raise refusal(f"its caches cannot be batched ({', '.join(sorted(foreign))})")
+    slots = tuple(_slot_of(call, caches) for call in first.calls)
+    own = [slot for slot in slots if slot is not None]
     if len(own) != len(set(own)):
-        raise refusal("layers share a cache")
-    for previous, entry in zip([None, *passes], passes, strict=False):
-        _check(entry, previous, caches)
-    first, last = called.index(passes[0]), called.index(passes[-1])
-    return Watched(
-        given,
-        frozenset(entry[0] for entry in called[:first]),
-        frozenset(entry[0] for entry in called[last + 1 :]),
-        passes[0][3].shape,
-    )
+        raise refusal("some of its layers share a cache")
+    for index, call in enumerate(first.calls):
+        _check(call, first.calls[index - 1] if index else None)
+        _check_others(call, call.others(caches), second.calls[index].others(again))
+    h = first.calls[0].out
+    return Watched(slots, tuple(caches), frozenset(first.before), frozenset(first.after), h)
 
 
-def _cache_of(entry: Any, caches: Sequence[Cache]) -> Cache | None:
-    _, args, kwargs, _ = entry
-    for value in (*args, *kwargs.values()):
-        for cache in caches:
-            if value is cache:
-                return cache
-    return None
+def find_layers(model: nn.Module) -> tuple[nn.Module, str]:
+    """The module inside ``model`` that owns the list of layers, and what it calls that list.
+
+    Raises:
+        UnsupportedError: The layers are not one list.
+    """
+    every = [id(layer) for layer in model.layers]
+    for _, module in model.named_modules():
+        for name, value in module.items():
+            if isinstance(value, list) and list(map(id, value)) == every:
+                return cast(nn.Module, module), name
+    raise refusal("its layers are not one list")
 
 
-def _check(entry: Any, previous: Any, caches: Sequence[Cache]) -> None:
-    """Only hidden states may come from the layer before, and nothing else from any layer."""
-    index, args, kwargs, out = entry
-    if not args or not isinstance(args[0], mx.array) or args[0].ndim != 3:
-        raise refusal(f"layer {index} does not begin with hidden states")
-    if not isinstance(out, mx.array) or out.shape != args[0].shape:
-        raise refusal(f"layer {index} hands on more than hidden states")
-    if previous is not None and args[0] is not previous[3]:
-        raise refusal(f"hidden states are changed between layers {index - 1} and {index}")
-    others: Mapping[str, Any] = {str(i): value for i, value in enumerate(args[1:], 1)} | kwargs
-    for name, value in others.items():
-        plain = value is None or isinstance(value, str | int | float)
-        if not plain and not any(value is cache for cache in caches) and not _is_mask(value):
-            raise refusal(f"layer {index} is given more than hidden states (argument {name})")
+def _watched(
+    model: nn.Module, inner: nn.Module, layers_name: str, caches: Sequence[Cache], token: int
+) -> tuple[_Pass, Sequence[Cache]]:
+    seen = _Pass()
+    with _eavesdropping(model, inner, layers_name, seen):
+        try:
+            model(mx.full((1, LENGTH), token, dtype=mx.int32), cache=list(caches))
+        except UnsupportedError:
+            raise
+        except Exception as error:
+            raise refusal(f"its forward pass cannot be followed ({error!s:.200})") from error
+    return seen, caches
 
 
-def _is_mask(value: Any) -> bool:
-    return isinstance(value, mx.array) and value.ndim >= 2 and value.shape[-2:] == (LENGTH, LENGTH)
+def _check(call: _Call, previous: _Call | None) -> None:
+    """Hidden states go into the layer as the one before gave them, and nothing else comes out."""
+    name, h = call.hidden()
+    if not name:
+        raise refusal(f"layer {call.layer} is given no hidden states")
+    if not isinstance(call.out, mx.array) or call.out.shape != h.shape:
+        raise refusal(f"layer {call.layer} hands on more than hidden states")
+    if previous is not None and h is not previous.out:
+        raise refusal(f"hidden states change between layers {call.layer - 1} and {call.layer}")
+
+
+def _check_others(call: _Call, one: dict[str, Any], two: dict[str, Any]) -> None:
+    """Masks and positions are the same whatever the tokens and hidden states are."""
+    for name, value in one.items():
+        if not _is_same(value, two.get(name)):
+            raise refusal(
+                f"layer {call.layer} is given more than hidden states, a mask and positions "
+                f"(its argument {name})"
+            )
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    if isinstance(one, mx.array) and isinstance(two, mx.array):
+        return one.shape == two.shape and bool(mx.array_equal(one, two).item())  # NaN is not
+    if isinstance(one, list | tuple) and isinstance(two, list | tuple):
+        return len(one) == len(two) and all(map(_is_same, one, two))
+    return isinstance(one, str | int | float | None) and one == two
+
+
+def _slot_of(call: _Call, caches: Sequence[Cache]) -> int | None:
+    slots = (_slot(value, caches) for value in call.given.values())
+    return next((slot for slot in slots if slot is not None), None)
+
+
+def _slot(value: Any, caches: Sequence[Cache]) -> int | None:
+    return next((slot for slot, cache in enumerate(caches) if cache is value), None)
 
 
 def refusal(reason: str) -> UnsupportedError:
@@ -125,34 +184,67 @@ def refusal(reason: str) -> UnsupportedError:
 
 
 @contextmanager
-def _watched(
-    model: nn.Module, inner: nn.Module, layers_name: str, called: list[Any]
+def _eavesdropping(
+    model: nn.Module, inner: nn.Module, layers_name: str, seen: _Pass
 ) -> Iterator[None]:
-    """With watchers in place of the layers and of the modules around them."""
+    """With doubles in place of the layers and of the modules around them."""
     layers = inner[layers_name]
-    around = [
-        (owner, path, name, child)
-        for path, owner in owners(model, inner)
-        for name, child in list(owner.items())
-        if isinstance(child, nn.Module) and not _contains(child, inner)
-    ]
+
+    def layer(index: int) -> nn.Module:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = {str(place): value for place, value in enumerate(args, 1)} | kwargs
+            out = _spoilt(layers[index](*args, **kwargs))
+            seen.clear_after()
+            seen.calls.append(_Call(index, given, out))
+            return out
+
+        def part(*args: Any, **kwargs: Any) -> Any:
+            raise refusal(f"parts of layer {index} are used without the others")
+
+        return stand_in(layers[index], call, part)
+
+    def end(module: nn.Module, key: Module) -> nn.Module:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return _spoilt(module(*args, **kwargs))
+
+        return eavesdropper(module, call, lambda: seen.use(key))
+
+    around = list(ends(model, inner))
     try:
-        inner[layers_name] = [
-            stand_in(layer, Watcher(layer, called, i)) for i, layer in enumerate(layers)
-        ]
-        for owner, path, name, child in around:
-            setattr(owner, name, Watcher(child, called, (path, name)))
+        inner[layers_name] = [layer(index) for index in range(len(layers))]
+        for owner, key, child in around:
+            setattr(owner, key[1], end(child, key))
         yield
     finally:
         inner[layers_name] = layers
-        for owner, _, name, child in around:
-            delattr(owner, name)
-            setattr(owner, name, child)
+        for owner, key, child in around:
+            setattr(owner, key[1], child)
 
 
-def owners(model: nn.Module, inner: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules from ``model`` down to ``inner``, with their paths."""
-    return [(path, module) for path, module in model.named_modules() if _contains(module, inner)]
+def _spoilt(value: Any) -> Any:
+    """NaN in the place of floating numbers, of the same shape and type."""
+    if isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating):
+        return mx.full(value.shape, float("nan"), dtype=value.dtype)
+    if isinstance(value, tuple):
+        return tuple(map(_spoilt, value))
+    return value
+
+
+def ends(model: nn.Module, inner: nn.Module) -> Iterator[tuple[nn.Module, Module, nn.Module]]:
+    """The modules with parameters beside the way from ``model`` down to the layers of ``inner``.
+
+    Each as (its owner, its key, itself).
+    """
+    for path, owner in model.named_modules():
+        if not _contains(owner, inner):
+            continue
+        for name, child in list(owner.items()):
+            if (
+                isinstance(child, nn.Module)
+                and not _contains(child, inner)
+                and flat_parameters(child)
+            ):
+                yield owner, (path, name), child
 
 
 def _contains(module: nn.Module, wanted: nn.Module) -> bool:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxcel.family.transformer import Cache, Mask, Payload, TransformerStage
-from mlxcel_family_generic.probe import LENGTH, owners, refusal, watch
+from mlxcel_family_generic.probe import LENGTH, ends, find_layers, refusal, watch
 from mlxcel_family_generic.stand_in import stand_in
 
 
@@ -34,7 +34,7 @@ class Foreign:
     def __init__(self) -> None:
         self.h: mx.array | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+    def end(self, *args: Any, **kwargs: Any) -> mx.array:
         """An end of the model: its result reaches none of our layers, and may be changed."""
         return mx.zeros_like(self.layer())
 
@@ -49,29 +49,21 @@ class GenericStage(TransformerStage):
 
     def __init__(self, model: nn.Module, start: int, stop: int) -> None:
         self._foreign = Foreign()
-        self._every = [id(layer) for layer in model.layers]
         self._stand_ins = [stand_in(layer, self._foreign.layer) for layer in model.layers]
         super().__init__(model, start, stop)
         self._check()
 
     def find_inner(self, text: nn.Module) -> nn.Module:
         """The module that owns the list of layers."""
-        for _, module in text.named_modules():
-            for name, value in module.items():
-                if isinstance(value, list) and list(map(id, value)) == self._every:
-                    self.layers_name = name
-                    return cast(nn.Module, module)
-        raise refusal("its layers are not one list")
+        inner, self.layers_name = find_layers(self.model)
+        return inner
 
     def find_caches(self, model: nn.Module) -> list[Cache | None]:
         self._slots = super().find_caches(model)
-        fresh = copy.deepcopy(self._slots)
-        self._watched = watch(model, self.inner, self.layers_name, fresh)
-        slot_of = {id(cache): slot for slot, cache in enumerate(fresh)}
-        self._slot_of = [
-            None if cache is None else slot_of[id(cache)] for cache in self._watched.caches
-        ]
-        return [None if slot is None else self._slots[slot] for slot in self._slot_of]
+        self._watched = watch(
+            model, self.inner, self.layers_name, lambda: copy.deepcopy(self._slots)
+        )
+        return [None if slot is None else self._slots[slot] for slot in self._watched.slots]
 
     def mask_of(self, index: int, layer: nn.Module) -> Mask:
         return Mask("none")  # the model makes its own
@@ -110,13 +102,13 @@ class GenericStage(TransformerStage):
 
         Masks and positions are made of whichever cache of a kind comes first in the model. As
         all caches of a kind agree on positions, one of ours stands in for a foreign one; where
-        we have none of its kind, a cache of zeros counts along.
+        we have none of its kind, a cache of empty arrays counts along, which takes no memory.
         """
         return [*super().make_caches(), *(copy.deepcopy(self._slots[s]) for s in self._counters)]
 
     def _all_caches(self, caches: Sequence[Cache | None]) -> list[Cache]:
         """A cache for every slot of the model; ``caches`` as :meth:`make_caches` gives them."""
-        slots = [*self._slot_of[self.start : self.stop], *self._counters]
+        slots = [*self._watched.slots[self.start : self.stop], *self._counters]
         ours = {slot: cache for slot, cache in zip(slots, caches, strict=True) if slot is not None}
         of_kind = {_kind(self._slots[slot]): cache for slot, cache in reversed(ours.items())}
         return [
@@ -138,7 +130,7 @@ class GenericStage(TransformerStage):
             self.inner[self.layers_name] = own
 
     def _give_up_foreign_parts(self) -> None:
-        own = {slot for slot in self._slot_of[self.start : self.stop] if slot is not None}
+        own = {slot for slot in self._watched.slots[self.start : self.stop] if slot is not None}
         kinds = {_kind(self._slots[slot]) for slot in own}
         first_of = {_kind(t): slot for slot, t in reversed(list(enumerate(self._slots)))}
         self._counters = [slot for kind, slot in first_of.items() if kind not in kinds]
@@ -147,17 +139,16 @@ class GenericStage(TransformerStage):
             keep |= self._watched.before
         if self.last:
             keep |= self._watched.after
-        ends = self._watched.before | self._watched.after
-        for path, owner in owners(self.model, self.inner):
-            for name in [name for at, name in ends - keep if at == path]:
-                setattr(owner, name, self._foreign)  # no module any more, so no parameters
+        for owner, key, child in list(ends(self.model, self.inner)):
+            if key not in keep:
+                setattr(owner, key[1], stand_in(child, self._foreign.end))
         self.inner[self.layers_name] = self.layers
         self._last = stand_in(self.layers[-1], self._end_pass)
 
     def _check(self) -> None:
         """Describe one pass of this stage, so that what cannot work is refused before loading."""
         tokens = mx.zeros((1, LENGTH), dtype=mx.int32)
-        h = mx.zeros(self._watched.shape)
+        h = mx.zeros_like(self._watched.h)
         try:
             self._pass(tokens, None if self.first else h, self.make_caches())
             if self.last:
@@ -167,12 +158,15 @@ class GenericStage(TransformerStage):
 
 
 def _count(cache: Cache, rows: int, length: int) -> None:
-    """Move a cache that nobody reads on by ``length`` positions."""
+    """Move a cache that nobody reads on by ``length`` positions, in which nothing is kept."""
     for part in getattr(cache, "caches", (cache,)):
         if hasattr(part, "update_and_fetch"):
-            zeros = mx.zeros((rows, 1, length, 1))
-            part.update_and_fetch(zeros, zeros)
+            nothing = mx.zeros((rows, 0, length, 0))
+            part.update_and_fetch(nothing, nothing)
         else:
+            for entry, value in enumerate(part.cache):
+                if value is None:
+                    part[entry] = mx.zeros((rows, 0))
             part.advance(length)
 
 

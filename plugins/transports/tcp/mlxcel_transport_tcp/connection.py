@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from mlxcel.errors import MlxcelError
-from mlxcel.transport import Buffer, ByteStream, Keys, TransportOptions
+from mlxcel.transport import Buffer, ByteStream, Keys, TransportOptions, allocate
 from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, frame_length
 
 
@@ -25,6 +25,7 @@ class SealedConnection:
         self._sealer = Sealer(keys.send)
         self._opener = Opener(keys.receive)
         self._stream = ByteStream(sock, peer, options, HEADER + CHUNK + TAG)
+        self._first = memoryview(bytearray(CHUNK))  # of a frame that has more
 
     @property
     def sent(self) -> int:
@@ -63,14 +64,16 @@ class SealedConnection:
         length = frame_length(header, self._max_frame)
         size = min(length, CHUNK)
         sealed = self._stream.need(HEADER + size + TAG)[HEADER:]
-        first = memoryview(bytearray(size))
-        self._opener.open_into(header, sealed, first)
-        self._stream.skip(HEADER + size + TAG)
         if size == length:
-            return first
+            frame = memoryview(bytearray(length))
+            self._opener.open_into(header, sealed, frame)
+            self._stream.skip(HEADER + size + TAG)
+            return frame
+        self._opener.open_into(header, sealed, self._first)
+        self._stream.skip(HEADER + size + TAG)
         # Only now is it sure that the length is the peer's and nobody else's.
-        frame = memoryview(bytearray(length))
-        frame[:size] = first
+        frame = allocate(length)
+        frame[:CHUNK] = self._first
         for start in range(CHUNK, length, CHUNK):
             part = frame[start : start + CHUNK]
             self._opener.open_into(header, self._stream.need(len(part) + TAG), part)

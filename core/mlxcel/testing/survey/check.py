@@ -1,0 +1,145 @@
+"""Split one tiny model of an architecture at every layer and compare with the whole."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from mlxcel.checkpoint.config import read_config
+from mlxcel.checkpoint.dtype import DtypeChoice
+from mlxcel.errors import UnsupportedError
+from mlxcel.family.choose import choose_family
+from mlxcel.family.contract import Family
+from mlxcel.family.transformer import flat_parameters
+from mlxcel.partition.cache_bytes import cache_bytes
+from mlxcel.partition.profile import profile_checkpoint
+from mlxcel.plugins import Plugins
+from mlxcel.testing.split import Chain, Scene, Whole, check_split, every_cut, unlike_alone
+from mlxcel.testing.survey.configs import tiny_config
+from mlxcel.testing.survey.finding import Finding
+from mlxcel.testing.tiny.builder import quantize_in_place, write_weights
+from mlxcel.testing.tiny.recipe import draw
+
+SCENES = (Scene((17,), chunk=8, steps=4), Scene((17, 5, 11), chunk=4))
+RAGGED = Scene((17, 5, 11), steps=4)
+TOLERANCE = 1e-4
+FLOAT32_BYTES = 4
+QUANTIZED = "4:32"
+
+
+def survey(architecture: str, plugins: Plugins) -> Finding:
+    """Find out what becomes of ``architecture``; never raises for what it finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config = tiny_config(architecture)
+            path = _write_config(Path(folder), config)
+            name, family = choose_family(read_config(path), plugins)
+            if not family.fallback:
+                return Finding(architecture, name, "own")
+            model = _drawn(architecture, config)
+            _run(model)
+        except (Exception, SystemExit) as error:
+            return Finding(architecture, "", "none", _short(error))
+        try:
+            problems = list(_problems(path, model, config, family))
+        except UnsupportedError as error:
+            return Finding(architecture, name, "refused", error.problem)
+        if problems:
+            return Finding(architecture, name, "differs", problems[0])
+        unlike = next(_unlike(path / "plain", family), "")
+        return Finding(architecture, name, "split", unlike)
+
+
+def _problems(
+    path: Path, model: nn.Module, config: Mapping[str, Any], family: Family
+) -> Iterator[str]:
+    """All that is not as it should be: logits, bytes of weights, bytes of caches."""
+    plain = path / "plain"
+    write_weights(plain, flat_parameters(model), config, 1, "mlx")
+    yield from check_split(plain, family, scenes=SCENES)
+    yield from _other_bytes(plain, family)
+    yield from _larger_caches(plain, family)
+    packed = path / "packed"
+    settings = quantize_in_place(model, config, QUANTIZED, {})
+    write_weights(packed, flat_parameters(model), settings, 1, "mlx")
+    yield from check_split(packed, family, scenes=SCENES[1:])
+    yield from _other_bytes(packed, family)
+
+
+def _other_bytes(path: Path, family: Family) -> Iterator[str]:
+    """Stages that hold other bytes than planned."""
+    checkpoint = family.open(path)
+    profile = profile_checkpoint(checkpoint, family, DtypeChoice(None, ""))
+    chain = Chain(path, family, every_cut(path, family))
+    planned = [layer.bytes for layer in profile.layers]
+    planned[0] += profile.embedding_bytes
+    planned[-1] += profile.head_bytes
+    for index, (stage, size) in enumerate(zip(chain.stages, planned, strict=True)):
+        if stage.nbytes() != size:
+            yield f"layer {index} takes {stage.nbytes()} bytes, {size} were planned"
+
+
+def _larger_caches(path: Path, family: Family) -> Iterator[str]:
+    """Stages whose caches take more than is reserved for them."""
+    kinds = family.caches(family.open(path).config)
+    chain = Chain(path, family, every_cut(path, family))
+    list(unlike_alone(chain, chain, RAGGED, TOLERANCE))
+    longest = max(RAGGED.lengths) + RAGGED.steps
+    for index, (kind, table) in enumerate(zip(kinds, chain.tables, strict=True)):
+        for handle in range(len(table)):
+            batch = table[handle]
+            held = sum(cache.nbytes for cache in batch.caches if cache is not None)
+            rows = len(batch.rows)
+            reserved = cache_bytes(kind, rows, longest, itemsize=FLOAT32_BYTES)
+            if held > reserved:
+                yield f"layer {index} keeps {held} bytes, {reserved} are reserved"
+
+
+def _unlike(path: Path, family: Family) -> Iterator[str]:
+    """Rows of a batch of unequal prompts that are not those of single runs."""
+    chain = Chain(path, family, every_cut(path, family))
+    yield from unlike_alone(chain, Whole(path, family), RAGGED, TOLERANCE)
+
+
+def _write_config(folder: Path, config: Mapping[str, Any]) -> Path:
+    import json
+
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _drawn(architecture: str, config: Mapping[str, Any]) -> nn.Module:
+    """mlx-lm's model of ``config`` with drawn parameters, in float32."""
+    module = importlib.import_module(f"mlx_lm.models.{architecture}")
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(dict(config)))
+    bits = np.random.PCG64(0)
+    drawn = []
+    for path, value in sorted(flat_parameters(model).items()):
+        if mx.issubdtype(value.dtype, mx.floating):
+            value = mx.array(draw(bits, path, value.shape, tied=False))
+        drawn.append((path, value))
+    model.update(tree_unflatten(drawn))
+    model.eval()
+    mx.eval(flat_parameters(model))
+    return model
+
+
+def _run(model: nn.Module) -> None:
+    """A prompt and a token, so that what cannot run at all is told from what cannot be split."""
+    caches = make_prompt_cache(model)
+    for tokens in ([[*range(9)]], [[9]]):
+        mx.eval(model(mx.array(tokens), cache=caches))
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:120]}"
