@@ -48,7 +48,7 @@ SECONDS = 120.0
 BEAT_SECONDS = 1.5
 """After which the figures of the last steps have arrived."""
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 @attrs.frozen
@@ -187,7 +187,7 @@ def alone(model: str, home: Path) -> Run:
 
 def clustered(model: str, home: Path) -> tuple[Run, dict[str, Any]]:
     """Ask a coordinator with two peers; also what it says of their work."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    addresses = sorted(f"127.0.0.1:{port}" for port in free_ports(2))
     with ExitStack() as stack:
         peers = [
             stack.enter_context(

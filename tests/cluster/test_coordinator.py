@@ -104,6 +104,33 @@ def test_all_that_cannot_be_reached_are_named(
     assert "nothing was started" in str(caught.value)
 
 
+def test_a_peer_may_start_later(scripted_peers: Any, coordinator: Coordinator) -> None:
+    """Where nothing listens yet, the coordinator says so once, and goes on trying."""
+    [late] = scripted_peers(1)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = Address("127.0.0.1", closed.getsockname()[1])
+    waited: list[Address] = []
+
+    def start(told: Address) -> None:
+        waited.append(told)
+        late.call(late.gate.listen(address))
+
+    found = coordinator.connect([address], WAIT, patience=WAIT, on_waiting=start)
+    assert waited == [address]
+    assert [peer.role for peer in found] == ["peer"]
+
+
+def test_nobody_is_waited_for_in_vain(scripted_peers: Any, coordinator: Coordinator) -> None:
+    """A peer that can never be had ends the waiting for those that may still come."""
+    [other] = scripted_peers(1)
+    other.gate._secret = ClusterSecret(b"another secret of the tests")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = Address("127.0.0.1", closed.getsockname()[1])
+    with pytest.raises(BringUpError) as caught:
+        coordinator.connect([nobody, other.address], WAIT, patience=ENDLESS)
+    assert [failure.reason for failure in caught.value.failures] == ["unreachable", "secret"]
+
+
 def test_three_questions_one_after_the_other(scripted_peers: Any, coordinator: Coordinator) -> None:
     """All peers hear offer, commit and activate, and the phases' times are returned."""
     peers = scripted_peers(3)

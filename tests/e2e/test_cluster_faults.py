@@ -253,7 +253,7 @@ def test_a_peer_that_is_not_there(cluster: Any, coordinate: Callable[..., Any]) 
     """The coordinator names its address and what to start there; nothing starts elsewhere."""
     loaded = cluster.peers[0].count("loading as stage")
     cluster.peers[1].end()
-    told = error_of(coordinate())
+    told = error_of(coordinate("--cluster-discovery-timeout", "0.1"))
     assert f"stage-1 @ {cluster.addresses[1]} (unreachable)" in told
     assert f"--pp-peer --cluster-control-addr {cluster.addresses[1]}" in told
     assert cluster.peers[0].count("loading as stage") == loaded

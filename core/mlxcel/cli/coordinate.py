@@ -75,7 +75,12 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
             _show_nodes(assignment)
             with phases.timed("connect"):
                 addresses = [node.address for node in topology.stages]
-                peers = coordinator.connect(addresses, CONNECT_SECONDS)
+                peers = coordinator.connect(
+                    addresses,
+                    CONNECT_SECONDS,
+                    patience=options.discovery_timeout,
+                    on_waiting=lambda address: _say(f"waiting for the peer at {address}"),
+                )
             _check_agreement(ours, peers, family, plugins, topology)
             with phases.timed("plan"):
                 probe = options.mode == "coordinator-auto"

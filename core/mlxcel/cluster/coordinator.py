@@ -45,6 +45,9 @@ T = TypeVar("T")
 SEND_SECONDS = 5.0
 """How long a peer may take to accept a message of a few kilobytes."""
 
+RETRY_SECONDS = 0.5
+"""How long after a peer was not there it is looked for again."""
+
 CLOSE_SECONDS = 2.0
 """How long saying goodbye may take."""
 
@@ -128,8 +131,20 @@ class Coordinator:
 
     # What the other threads ask for.
 
-    def connect(self, addresses: Sequence[Address], timeout: float) -> tuple[Introduction, ...]:
+    def connect(
+        self,
+        addresses: Sequence[Address],
+        timeout: float,
+        *,
+        patience: float = 0.0,
+        on_waiting: Callable[[Address], None] = lambda address: None,
+    ) -> tuple[Introduction, ...]:
         """Connect to all peers side by side; the peer of stage i is at ``addresses[i]``.
+
+        Args:
+            timeout: Seconds that one attempt may take.
+            patience: Seconds to go on trying where nothing listens yet.
+            on_waiting: Told once of each peer that does not listen yet.
 
         Returns:
             What each says of itself.
@@ -137,7 +152,7 @@ class Coordinator:
         Raises:
             BringUpError: Some could not be reached, or refuse; the error lists all of them.
         """
-        self._wait(self._connect(addresses, timeout))
+        self._wait(self._connect(addresses, timeout, patience, on_waiting))
         return tuple(member.introduction for member in self.members)
 
     def bring_up(self, offers: Sequence[Offer], patience: float) -> dict[str, float]:
@@ -190,9 +205,16 @@ class Coordinator:
 
     # All below runs in the control plane's thread.
 
-    async def _connect(self, addresses: Sequence[Address], timeout: float) -> None:
+    async def _connect(
+        self,
+        addresses: Sequence[Address],
+        timeout: float,
+        patience: float,
+        on_waiting: Callable[[Address], None],
+    ) -> None:
+        until, hopeless = time.monotonic() + patience, asyncio.Event()
         sessions = await asyncio.gather(
-            *(self._dialled(address, self._introduction, timeout) for address in addresses),
+            *(self._found(address, timeout, until, hopeless, on_waiting) for address in addresses),
             return_exceptions=True,
         )
         found, failures = [], []
@@ -211,6 +233,34 @@ class Coordinator:
             self._start(self._hear(peer))
             self._start(self._ping(peer))
         self._start(self._watch())
+
+    async def _found(
+        self,
+        address: Address,
+        timeout: float,
+        until: float,
+        hopeless: asyncio.Event,
+        on_waiting: Callable[[Address], None],
+    ) -> Session:
+        """The control connection to the peer at ``address``, which may be about to start.
+
+        Where another peer can never be had, nobody waits for this one.
+        """
+        waiting = False
+        while True:
+            try:
+                return await self._dialled(address, self._introduction, timeout)
+            except Unreachable:
+                if hopeless.is_set() or time.monotonic() + RETRY_SECONDS >= until:
+                    raise
+            except MlxcelError:
+                hopeless.set()
+                raise
+            if not waiting:
+                on_waiting(address)
+                waiting = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hopeless.wait(), RETRY_SECONDS)
 
     async def _dialled(
         self, address: Address, introduction: Introduction, timeout: float

@@ -23,13 +23,22 @@ from mlxcel.family.transformer import flat_parameters
 from mlxcel.partition.cache_bytes import cache_bytes
 from mlxcel.partition.profile import profile_checkpoint
 from mlxcel.plugins import Plugins
-from mlxcel.testing.split import Chain, Scene, Whole, check_split, every_cut, unlike_alone
+from mlxcel.testing.split import (
+    HANDLE,
+    Chain,
+    Scene,
+    Whole,
+    check_split,
+    differences,
+    every_cut,
+    unlike_alone,
+)
 from mlxcel.testing.survey.configs import tiny_config
 from mlxcel.testing.survey.finding import Finding
 from mlxcel.testing.tiny.builder import quantize_in_place, write_weights
 from mlxcel.testing.tiny.recipe import draw
 
-SCENES = (Scene((17,), chunk=8, steps=4), Scene((17, 5, 11), chunk=4))
+CHUNKED = Scene((17,), chunk=8, steps=2)
 RAGGED = Scene((17, 5, 11), steps=4)
 TOLERANCE = 1e-4
 FLOAT32_BYTES = 4
@@ -62,46 +71,35 @@ def survey(architecture: str, plugins: Plugins) -> Finding:
 def _problems(
     path: Path, model: nn.Module, config: Mapping[str, Any], family: Family
 ) -> Iterator[str]:
-    """All that is not as it should be: logits, bytes of weights, bytes of caches."""
-    plain = path / "plain"
+    """All that is not as it should be, plain and quantized."""
+    plain, packed = path / "plain", path / "packed"
     write_weights(plain, flat_parameters(model), config, 1, "mlx")
-    yield from check_split(plain, family, scenes=SCENES)
-    yield from _other_bytes(plain, family)
-    yield from _larger_caches(plain, family)
-    packed = path / "packed"
+    yield from check_split(plain, family, scenes=[CHUNKED])
+    yield from _different(plain, family)
     settings = quantize_in_place(model, config, QUANTIZED, {})
     write_weights(packed, flat_parameters(model), settings, 1, "mlx")
-    yield from check_split(packed, family, scenes=SCENES[1:])
-    yield from _other_bytes(packed, family)
+    yield from _different(packed, family)
 
 
-def _other_bytes(path: Path, family: Family) -> Iterator[str]:
-    """Stages that hold other bytes than planned."""
+def _different(path: Path, family: Family) -> Iterator[str]:
+    """What a ragged batch shows: other logits, other bytes than planned, larger caches."""
+    chain = Chain(path, family, every_cut(path, family))
+    yield from differences(Whole(path, family), chain, RAGGED)
     checkpoint = family.open(path)
     profile = profile_checkpoint(checkpoint, family, DtypeChoice(None, ""))
-    chain = Chain(path, family, every_cut(path, family))
     planned = [layer.bytes for layer in profile.layers]
     planned[0] += profile.embedding_bytes
     planned[-1] += profile.head_bytes
-    for index, (stage, size) in enumerate(zip(chain.stages, planned, strict=True)):
-        if stage.nbytes() != size:
-            yield f"layer {index} takes {stage.nbytes()} bytes, {size} were planned"
-
-
-def _larger_caches(path: Path, family: Family) -> Iterator[str]:
-    """Stages whose caches take more than is reserved for them."""
-    kinds = family.caches(family.open(path).config)
-    chain = Chain(path, family, every_cut(path, family))
-    list(unlike_alone(chain, chain, RAGGED, TOLERANCE))
+    kinds = family.caches(checkpoint.config)
     longest = max(RAGGED.lengths) + RAGGED.steps
-    for index, (kind, table) in enumerate(zip(kinds, chain.tables, strict=True)):
-        for handle in range(len(table)):
-            batch = table[handle]
-            held = sum(cache.nbytes for cache in batch.caches if cache is not None)
-            rows = len(batch.rows)
-            reserved = cache_bytes(kind, rows, longest, itemsize=FLOAT32_BYTES)
-            if held > reserved:
-                yield f"layer {index} keeps {held} bytes, {reserved} are reserved"
+    for layer, (stage, table) in enumerate(zip(chain.stages, chain.tables, strict=True)):
+        if stage.nbytes() != planned[layer]:
+            yield f"layer {layer} takes {stage.nbytes()} bytes, {planned[layer]} were planned"
+        batch = table[HANDLE]
+        held = sum(cache.nbytes for cache in batch.caches if cache is not None)
+        reserved = cache_bytes(kinds[layer], len(batch.rows), longest, itemsize=FLOAT32_BYTES)
+        if held > reserved:
+            yield f"layer {layer} keeps {held} bytes of a batch, {reserved} are reserved"
 
 
 def _unlike(path: Path, family: Family) -> Iterator[str]:
