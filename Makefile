@@ -45,6 +45,7 @@ bench: setup
 	$(BIN)/mlxcel bench serve -m .demo/smollm2 $(BENCH_LOAD) --blas wheel --weights quantized
 	$(BIN)/mlxcel bench serve -m .demo/smollm2 $(BENCH_LOAD)
 	$(BIN)/mlxcel bench engine -m .demo/smollm2
+	$(BIN)/mlxcel bench transport --sizes 1KiB,8KiB,64KiB,1MiB,16MiB
 
 clean:
 	rm -rf .venv .demo

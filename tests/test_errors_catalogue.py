@@ -29,7 +29,14 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
 ERROR = "mlxcel: error: "
 Q_PROJ = "model.layers.3.self_attn.q_proj"
 
-SAID_BEFORE = ("activations:", "weights:", "BLAS:", "fetching ", "listening on ")
+SAID_BEFORE = (
+    "activations:",
+    "weights:",
+    "BLAS:",
+    "fetching ",
+    "listening on ",
+    *("Cluster: ", "TP size: ", "Nodes (", "- "),
+)
 """How lines begin that a command prints before it starts the work."""
 
 
@@ -822,7 +829,7 @@ def _(world: World) -> list[str]:
 
 @provokes("malformed wire data: <what>")
 def _(world: World) -> list[str]:
-    garbage = "import os, sys; os.write(int(sys.argv[3]), bytes([255]) * 64)"
+    garbage = "import os, sys; os.write(int(sys.argv[1]), bytes([255]) * 64)"
     return with_executor(world, garbage, "--pp-workers", "process")
 
 
@@ -1087,6 +1094,19 @@ def _(world: World) -> list[str]:
     )
     flags = "--pp-auto 2 --cluster-discovery mdns --cluster-secret-file key --dry-run"
     return node(world, *flags.split())
+
+
+@provokes(
+    "the cluster did not come up (connect), nothing was started. <node> @ <address> "
+    "(unreachable): nothing listens there."
+)
+def _(world: World) -> list[str]:
+    peers = [f"127.0.0.1:{world.occupy(socket.SOCK_STREAM)}" for _ in range(2)]
+    command = coordinator(world, "--cluster-discovery-timeout", "0.1", peers=",".join(peers))
+    (world.tmp_path / "model").rmdir()
+    world.copy()
+    world.monkeypatch.setenv("MLXCEL_CLUSTER_SECRET", "x" * 32)
+    return command
 
 
 @provokes("<file> exists already.")

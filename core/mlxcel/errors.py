@@ -263,12 +263,34 @@ class ServerAnswerError(MlxcelError):
 
 @attrs.define(eq=False)
 class QueueFull(MlxcelError):
-    """More requests wait than the operator allows; try again later."""
+    """More requests would wait than the operator allows; try again later."""
 
-    depth: int
+    waiting: int
+    asked: int = 1
 
     def __str__(self) -> str:
-        return f"{self.depth} requests are waiting already. Try again later."
+        return (
+            f"{self.waiting} requests are waiting already, and {self.asked} more would be too "
+            f"many. Try again later."
+        )
+
+
+@attrs.define(eq=False)
+class TooManyAtOnce(MlxcelError):
+    """More answers to one request than even an idle engine would take."""
+
+    exit_code: ClassVar[int] = 2
+
+    asked: int
+    queue_depth: int
+    parallel: int
+
+    def __str__(self) -> str:
+        return (
+            f"The request asks for {self.asked} answers at once; {self.parallel} run at once "
+            f"(--parallel), and no more than {self.queue_depth} may wait (--max-queue-depth). "
+            f"Ask for fewer."
+        )
 
 
 @attrs.define(eq=False)

@@ -210,7 +210,6 @@ def test_a_static_dry_run_needs_no_secret(options: Options) -> None:
         (f"{AUTO} --node-role hybrid", "--node-role does not go with --pp-auto"),
         (f"{AUTO} --peers a:1", "--peers does not go with --pp-auto"),
         (f"{AUTO} --cluster-discovery mdns", "--cluster-peers does not go with --cluster-disc"),
-        (f"{AUTO} --cluster-discovery-timeout 9", "does not go with static discovery"),
         (f"{AUTO} --cluster-discovery-port 9", "does not go with static discovery"),
         (f"{MDNS} --cluster-discovery-target a", "--cluster-discovery-target does not go with"),
         (f"{PEER} --pp-layers 0-1", "--pp-layers does not go with --pp-peer"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,9 +96,8 @@ def whole(cluster: Any) -> Iterator[None]:
 @pytest.fixture
 def coordinate(cluster: Any, model: Path) -> Callable[..., Any]:
     """Starts a coordinator with the grace of these tests."""
-    return lambda *flags: cluster.coordinator(
-        model, "--cluster-heartbeat-grace", str(GRACE), "--ctx-size", "200000", *flags
-    )
+    own = ("--cluster-heartbeat-grace", str(GRACE), "--ctx-size", "200000")
+    return lambda *flags, peers=(): cluster.coordinator(model, *own, *flags, peers=peers)
 
 
 @contextmanager
@@ -146,9 +149,9 @@ def kill(pid: int) -> None:
     ("stage", "part", "harm"),
     [
         pytest.param(1, "peer", kill, id="a peer is killed"),
-        pytest.param(0, "worker", kill, id="a worker is killed"),
+        pytest.param(0, "worker", kill, id="a worker is killed", marks=pytest.mark.slow),
         pytest.param(1, "worker", stop, id="a worker is stopped"),
-        pytest.param(0, "peer", stop, id="a peer is stopped"),
+        pytest.param(0, "peer", stop, id="a peer is stopped", marks=pytest.mark.slow),
     ],
 )
 def test_a_stage_that_is_lost_in_a_stream(
@@ -169,7 +172,7 @@ def test_a_stage_that_is_lost_in_a_stream(
     other.wait_for("released", released + 1)
 
 
-@pytest.mark.parametrize("harm", [kill, stop])
+@pytest.mark.parametrize("harm", [kill, pytest.param(stop, marks=pytest.mark.slow)])
 def test_a_coordinator_that_is_lost_in_a_stream(
     cluster: Any, coordinate: Callable[..., Any], harm: Callable[[int], None]
 ) -> None:
@@ -185,6 +188,76 @@ def test_a_coordinator_that_is_lost_in_a_stream(
     if harm is stop:
         os.kill(coordinator.process.pid, signal.SIGCONT)
         assert "is lost" in error_of(coordinator)
+
+
+class Cable:
+    """Carries connections on to a peer until it is cut: then nothing comes through any more, and
+    neither end hears of it."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._listener]
+        self._uncut = 0
+        self._mended = threading.Event()
+        self._mended.set()
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, *, all_but: int = 0) -> None:
+        """Let nothing through, except for the first ``all_but`` connections."""
+        self._uncut = all_but
+        self._mended.clear()
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+        self._mended.set()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+                self._sockets += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(*ends, number), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, number: int) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if number >= self._uncut:
+                    self._mended.wait()
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize(
+    ("control", "what"),
+    [
+        pytest.param(1, "nothing comes through the data link", id="of the data"),
+        pytest.param(0, "it has not answered for", id="whole", marks=pytest.mark.slow),
+    ],
+)
+def test_a_cable_that_is_cut_in_a_stream(
+    cluster: Any, coordinate: Callable[..., Any], control: int, what: str
+) -> None:
+    """No connection ends, so silence tells; while pings still come back, the link is named."""
+    cable = Cable(cluster.addresses[1])
+    released = [peer.count("released") for peer in cluster.peers]
+    try:
+        coordinator = coordinate(peers=[cluster.addresses[0], cable.address])
+        url = cluster.url(coordinator)
+        with streaming(url) as response:
+            cable.cut(all_but=control)
+            error = last_event(response)["error"]
+        assert (error["code"], error["retryable"]) == ("stage_lost", True)
+        assert what in error_of(coordinator)
+        for peer, before in zip(cluster.peers, released, strict=True):
+            peer.wait_for("released", before + 1)
+    finally:
+        cable.close()
 
 
 # While the stages load.
@@ -210,7 +283,7 @@ def loading(
     hold.unlink()
 
 
-@pytest.mark.parametrize("harm", [kill, stop])
+@pytest.mark.parametrize("harm", [kill, pytest.param(stop, marks=pytest.mark.slow)])
 def test_a_worker_that_is_lost_while_it_loads(
     cluster: Any, loading: Callable[[], Any], harm: Callable[[int], None]
 ) -> None:
@@ -239,6 +312,7 @@ def test_a_coordinator_that_is_interrupted_while_the_stages_load(
 # While they wait.
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_while_it_waits(cluster: Any, coordinate: Callable[..., Any]) -> None:
     """Its peer arms another one, and no coordinator notices."""
     peer = cluster.peers[0]
@@ -323,11 +397,11 @@ def too_little_memory(peer: Any, own: Path, tmp_path: Path) -> Fault:
     "fault",
     [
         another_byte,
-        a_shorter_file,
-        another_version,
-        another_cluster,
         a_missing_family,
-        too_little_memory,
+        *(
+            pytest.param(fault, marks=pytest.mark.slow)
+            for fault in (a_shorter_file, another_version, another_cluster, too_little_memory)
+        ),
     ],
     ids=lambda fault: fault.__name__,
 )

@@ -18,7 +18,15 @@ from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.local import open_model, running
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
-from mlxcel.errors import DeadlineError, MlxcelError, NeverFits, QueueFull, StageError, Unavailable
+from mlxcel.errors import (
+    DeadlineError,
+    MlxcelError,
+    NeverFits,
+    QueueFull,
+    StageError,
+    TooManyAtOnce,
+    Unavailable,
+)
 from mlxcel.family.caches import KVCacheKind
 from mlxcel.pipeline.operations import Sampling
 from mlxcel.pipeline.step import Step
@@ -153,6 +161,29 @@ def test_more_than_the_queue_holds_is_refused() -> None:
             engine.submit(request(3))
         gate.set()
         client.wait(3)
+
+
+def test_requests_that_belong_together() -> None:
+    """Several are queued all or none, also where only the last of them could never fit."""
+    gate = threading.Event()
+    settings = Settings(Limits(parallel=3), queue_depth=2)
+    manager = StageKVManager(0, [KVCacheKind(1, 8, 8)], 100_000, itemsize=4, chunk=64)
+    wait = scripted(1, settings, managers=[manager], on_step=lambda step: gate.wait(WAIT) and None)
+    with wait as (engine, client, _):
+        with pytest.raises(NeverFits):
+            engine.submit_all([request(0), request(1, tokens=1_000_000)])
+        with pytest.raises(TooManyAtOnce, match="4 answers"):
+            engine.submit_all([request(index) for index in range(4)])
+        assert engine.waiting == 0
+        engine.submit_all([request(index) for index in range(3)])  # a place for each
+        while engine.waiting:
+            pass  # until they have left the queue for their places
+        engine.submit(request(3))
+        with pytest.raises(QueueFull, match="1 requests are waiting already, and 2 more"):
+            engine.submit_all([request(4), request(5)])
+        assert engine.waiting == 1
+        gate.set()
+        client.wait(4)
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:

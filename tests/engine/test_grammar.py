@@ -90,6 +90,9 @@ def test_a_schema(accepts: Accepts, text: str, fits: bool) -> None:
         ({"const": "\ud800"}, "ud800"),
         ({"const": {1, 2}}, "set"),
         ({"const": "x" * LONGEST_GRAMMAR}, "characters"),
+        ({"type": "integer", "multipleOf": 999_983}, "999983"),
+        ({"type": "number", "multipleOf": 0.0999_983}, "999983"),
+        ({"allOf": [{"type": "integer", "multipleOf": m} for m in (911, 919)]}, "837209"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(schema: dict[str, Any], reason: str) -> None:

@@ -64,7 +64,7 @@ def test_a_prompt_is_remembered(model: Model) -> None:
     beginning = tuple(range(1, 41))
     for index, prompt in enumerate(((*beginning, 7), (*beginning, 8, 9)), start=1):
         listener.finished.clear()
-        service.submit(Request(index, prompt, 2, ignore_end=True))
+        service.submit_all([Request(index, prompt, 2, ignore_end=True)])
         assert listener.finished.wait(WAIT)
     ends = [output for output in listener.outputs if output.finish_reason]
     assert [output.cached for output in ends] == [0, 40]
@@ -77,7 +77,7 @@ def test_before_during_and_after(model: Model) -> None:
     times: list[tuple[float, float]] = []
     service = listener.service(warm_up=True, on_ready=lambda *seconds: times.append(seconds))
     with pytest.raises(Unavailable, match="loading"):
-        service.submit(Request(1, (1, 2), 3))
+        service.submit_all([Request(1, (1, 2), 3)])
     service.start()
     wait_until_loaded(service)
     assert service.phase == "ready"
@@ -85,14 +85,14 @@ def test_before_during_and_after(model: Model) -> None:
     assert all(stage.ready for stage in service.stages)
     assert all(stage.bytes_done == stage.bytes_total > 0 for stage in service.stages)
     assert listener.outputs == [], "nobody hears of the warm-up"
-    service.submit(Request(1, (1, 2), 3))
+    service.submit_all([Request(1, (1, 2), 3)])
     assert listener.finished.wait(WAIT)
     assert {output.request for output in listener.outputs} == {1}
     service.stop()
     service.stop()
     assert service.phase == "stopped"
     with pytest.raises(Unavailable, match="shutting down"):
-        service.submit(Request(2, (1, 2), 3))
+        service.submit_all([Request(2, (1, 2), 3)])
     assert not listener.ended.is_set()
 
 

@@ -136,11 +136,11 @@ class ScriptedBackend:
         self.engine.start()
         self.phase = "ready"
 
-    def submit(self, request: Request) -> None:
+    def submit_all(self, requests: Sequence[Request]) -> None:
         if self.phase != "ready":
             raise Unavailable("The model is still loading.", 2.0)
-        self.requests.append(request)
-        self.engine.submit(request)
+        self.requests += requests
+        self.engine.submit_all(requests)
 
     def cancel(self, index: int) -> None:
         self.cancelled.append(index)

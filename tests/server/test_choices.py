@@ -11,7 +11,6 @@ import pytest
 
 from mlxcel.engine.engine import Settings
 from mlxcel.engine.limits import Limits
-from mlxcel.errors import QueueFull
 
 Served = Callable[..., AbstractAsyncContextManager[Any]]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -128,26 +127,29 @@ async def test_an_echo(served: Served, n: int) -> None:
 
 
 async def test_refused_together(served: Served, eventually: Any) -> None:
-    """Where one of several requests is refused, none of them runs on."""
-    settings = Settings(Limits(parallel=1), queue_depth=4)
-    async with served(settings=settings) as client:
+    """Answers that do not all find room are refused together, and none of them runs."""
+    async with served(settings=Settings(Limits(parallel=1), queue_depth=4)) as client:
         client.gate.close()
         first = asyncio.ensure_future(client.complete())
         await eventually(lambda: client.backend.active == 1)
-        submit = client.backend.submit
-
-        def full(request: Any) -> None:
-            if request.sampling.choice == 2:
-                raise QueueFull(2)
-            submit(request)
-
-        client.backend.submit = full
+        second = asyncio.ensure_future(client.complete(n=2))
+        await eventually(lambda: client.backend.waiting == 2)
         status, body = await client.complete(n=3)
         assert (status, body["error"]["code"]) == (429, "queue_full")
-        assert len(client.backend.cancelled) == 2
-        await eventually(lambda: client.backend.waiting == 0)
+        assert (client.backend.waiting, client.backend.cancelled) == (2, [])
         client.gate.release()
-        assert (await first)[0] == 200
+        assert [(await each)[0] for each in (first, second)] == [200, 200]
+
+
+async def test_more_answers_than_there_can_be(served: Served) -> None:
+    """What not even an idle server would take is no matter of trying again; limits are named."""
+    async with served(settings=Settings(Limits(parallel=3), queue_depth=2)) as client:
+        assert (await client.complete(n=3))[0] == 200
+        status, body = await client.complete(n=4)
+        assert (status, body["error"]["code"]) == (400, "request_too_large")
+        assert body["error"]["param"] == "n" and "retryable" not in body["error"]
+        for number in ("4 answers", "3 run at once", "2 may wait"):
+            assert number in body["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -18,6 +19,7 @@ from mlxcel.engine.kv_manager import StageKVManager
 from mlxcel.engine.limits import Limits
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.family.caches import KVCacheKind
+from mlxcel.server import chat, completions
 
 Served = Callable[..., AbstractAsyncContextManager[Any]]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -350,6 +352,24 @@ async def test_shutting_down(served: Served, eventually: Any) -> None:
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_schemas_hold_nobody_up(
+    served: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small a body with a schema is, a thread works on it: it may take a second."""
+    threads: list[str] = []
+
+    def grammar_of(schema: object, param: str) -> None:
+        threads.append(threading.current_thread().name)
+
+    for module in (chat, completions):
+        monkeypatch.setattr(module, "grammar_of", grammar_of)
+    async with served() as client:
+        body = {**HI, "prompt": "a", "response_format": {"type": "json_object"}}
+        assert (await client.post(path, body))[0] == 200
+    assert [name.startswith("mlxcel-body") for name in threads] == [True]
+
+
 async def test_a_bug_is_500_without_a_traceback(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -359,7 +379,7 @@ async def test_a_bug_is_500_without_a_traceback(
         def broken(request: object) -> None:
             raise ZeroDivisionError("secret detail")
 
-        client.backend.submit = broken
+        client.backend.submit_all = broken
         status, body = await client.chat()
         assert (status, body["error"]["code"]) == (500, "internal_error")
         assert "secret detail" not in json.dumps(body)

@@ -251,6 +251,10 @@ async def test_counting(served: Served) -> None:
         {"temperature": "warm"},
         {"mcp_servers": [{}]},
         {"container": "x"},
+        {"n": 2},
+        {"logprobs": True},
+        {"stop": "x"},
+        {"response_format": {"type": "json_object"}},
         {"model": 5},
     ],
 )

@@ -69,6 +69,6 @@ async def test_what_is_not_there(served: Served) -> None:
     async with served() as client:
         status, body = await client.get("/v1/embeddings")
         assert (status, body["error"]["code"]) == (404, "not_found")
-        status, body = await client.get("/v1/completions")
-        assert status == 405
-        assert "POST" in body["error"]["message"]
+        async with client.session.get("/v1/completions") as response:
+            assert (response.status, response.headers["Allow"]) == (405, "POST")
+            assert "POST" in (await response.json())["error"]["message"]

@@ -14,7 +14,7 @@ from mlxcel.server import chat_schema, completion_schema, schema
 from mlxcel.server.chat_schema import read_chat
 from mlxcel.server.completion_schema import read_completion
 from mlxcel.server.errors import ApiError
-from mlxcel.server.fields import parse_object
+from mlxcel.server.fields import DEEPEST, parse_object
 from mlxcel.server.messages_schema import read_messages_request
 from mlxcel.server.schema import DEFAULT_MAX_TOKENS, JSON_OBJECT, MOST_CHOICES
 
@@ -355,6 +355,7 @@ def test_messages_of_every_form_are_read(message: dict[str, Any], content: str |
         ({"a": 1}, {"a": 1}),
         ("[1]", "[1]"),
         ('{"a": ', '{"a": '),
+        ('{"a":' * 200 + "1" + "}" * 200,) * 2,
     ],
 )
 def test_arguments_of_earlier_calls(given: object, read: object) -> None:
@@ -389,8 +390,17 @@ def test_prompts_that_are_none(prompt: object) -> None:
 
 NO_OBJECTS = [
     *(b"", b"{", b'{"prompt": "a', b"[]", b'"a"', b"1", b"null", b"\xff\xfe\xff", b"[" * 100_000),
+    b'{"metadata": ' + b'{"a":' * DEEPEST + b"1" + b"}" * (DEEPEST + 1),
     *(b'{"temperature": NaN}', b'{"temperature": Infinity}', b'{"seed": ' + b"9" * 5000 + b"}"),
 ]
+
+
+def test_depth_has_a_limit() -> None:
+    """A body may have so many levels and no more, however its fields are read later."""
+    deepest = b'{"a":' * DEEPEST + b"1" + b"}" * DEEPEST
+    assert parse_object(deepest)["a"]
+    with pytest.raises(ApiError, match=f"more than {DEEPEST} levels"):
+        parse_object(b'{"a":' + deepest + b"}")
 
 
 @pytest.mark.parametrize("data", NO_OBJECTS)

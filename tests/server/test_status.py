@@ -119,6 +119,15 @@ async def test_keys(served: Served) -> None:
                 assert response.status == 200
 
 
+async def test_headers_alone(served: Served) -> None:
+    """HEAD tells of the page and of one state, and not of a stream that has no end."""
+    async with served() as client:
+        for path, status in (("/", 200), ("/status", 200), ("/status/events", 405)):
+            async with client.session.head(path) as response:
+                assert (response.status, await response.read()) == (status, b"")
+        assert client.app[FEED].watching_now == 0
+
+
 @pytest.mark.parametrize("path", ["/", "/status", "/status/events"])
 async def test_other_methods(served: Served, path: str) -> None:
     """There is nothing to send to the page."""
@@ -157,7 +166,13 @@ async def test_a_request_shows_in_the_timeline(tiny_served: Served, eventually: 
     async with tiny_served(metrics=True) as client:
         await client.complete("hello", max_tokens=20, logit_bias={"257": -100})
         live = client.backend.live
-        await eventually(lambda: all(sum(row) > 0 for row in live.timeline().busy))
+
+        def whole() -> bool:
+            """Whether the seconds of the request are over: the timeline has whole ones only."""
+            seen = live.timeline()
+            return sum(seen.tokens) == live.generated and all(sum(row) > 0 for row in seen.busy)
+
+        await eventually(whole)
         body = (await client.get("/status"))[1]
         assert sum(body["timeline"]["tokens"]) == body["tokens"]["generated"] == 20
         assert all(stage["memory"] > 0 for stage in body["stages"])

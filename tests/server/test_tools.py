@@ -15,6 +15,7 @@ from mlxcel import compat
 from mlxcel.engine.chat_template import ChatTemplate
 from mlxcel.engine.thinking import STRUCTURE
 from mlxcel.engine.tokenizer import Tokenizer
+from mlxcel.server.errors import ApiError
 from mlxcel.server.parts import ToolCall
 from mlxcel.server.tools import (
     DESCRIBED,
@@ -153,6 +154,17 @@ def test_the_schema_of_a_call() -> None:
     assert inner["$ref"] == "#/$defs/tool2/$defs/node"
     assert schema["$defs"]["tool3"] == {"type": "object"}
     assert "anyOf" not in call_schema(TOOLS[:1])
+
+
+def test_forced_arguments_are_objects() -> None:
+    """A call is held to arguments with names: other types are left out, or refused if alone."""
+    loose = {"function": {"name": "f", "parameters": {"type": ["null", "object"]}}}
+    schema = call_schema([loose])
+    assert schema["$defs"]["tool0"] == {"type": "object"}
+    for kind in ("string", ["null", "array"], "nonsense", True):
+        with pytest.raises(ApiError, match='arguments of "f" must be an object') as caught:
+            call_schema([{"function": {"name": "f", "parameters": {"type": kind}}}])
+        assert caught.value.param == "tools"
 
 
 def test_conversations_with_tools_in_words() -> None:

@@ -41,7 +41,7 @@ def add_parser(kinds: Any) -> None:
         "--spin",
         type=float,
         metavar="US",
-        help="microseconds that a receiver polls before it sleeps (50)",
+        help="microseconds that a receiver polls before it sleeps (100)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run_kind=run)

@@ -180,7 +180,7 @@ def _auto(
 ) -> ClusterOptions:
     """The options where peers are found, not listed in a file."""
     mdns = args.cluster_discovery == "mdns"
-    for flag in ("timeout", "port", "target"):
+    for flag in ("port", "target"):
         if not mdns and f"--cluster-discovery-{flag}" in given(args):
             raise UsageError(
                 f"--cluster-discovery-{flag} does not go with static discovery, which sends and "
@@ -306,6 +306,7 @@ def _manual(
         stages=topology.pipeline_parallel_size,
         control=control,
         topology=topology,
+        discovery_timeout=args.cluster_discovery_timeout,
         peers=tuple(node.address for node in topology.stages),
         transport=topology.transport_backend,
     )

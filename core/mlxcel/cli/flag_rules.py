@@ -97,7 +97,13 @@ RULES = (
         "Give both, or neither.",
     ),
     Rule(
-        ("--cluster-peers", "--cluster-discovery-timeout"),
+        ("--cluster-discovery-timeout",),
+        COORDINATOR,
+        "only a coordinator waits for peers",
+        "Leave it out.",
+    ),
+    Rule(
+        ("--cluster-peers",),
         ("coordinator-auto",),
         "only a coordinator with --pp-auto looks for peers",
         "Leave it out, or see --pp-auto; with --distributed-config the file lists the peers.",

@@ -119,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxcel.engine.pipeline_report import pipeline_report
     from mlxcel.engine.results import collect
     from mlxcel.engine.slot import credits_for, micro_batch_size
+    from mlxcel.family.batching import Batching
     from mlxcel.stage.blas import choose_blas
 
     _check(args)
@@ -158,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
             end_tokens=model.tokenizer.eos_ids,
             rows=rows,
             chunk=args.prefill_chunk_size,
+            batching=model.batching if rows > 1 else Batching.PADDED,
         )
         output: Output = JsonOutput() if args.json else TextOutput(len(requests))
         results = collect(generation, requests, model.tokenizer, output.text, output.result)

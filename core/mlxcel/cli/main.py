@@ -24,6 +24,7 @@ SUBCOMMANDS: Mapping[str, str] = {
     "plugins": "mlxcel.cli.plugins",
     "import-gguf": "mlxcel.cli.import_gguf",
     "fetch-demo-model": "mlxcel.cli.fetch_demo_model",
+    "family": "mlxcel.cli.family",
     "bench": "mlxcel.cli.bench",
 }
 """Subcommand to a light module with ``add_parser(subparsers)`` and ``run(args) -> int``."""

@@ -136,9 +136,7 @@ class Admission:
             else:
                 groups.setdefault(slot.key, []).append(sequence)
         for key, group in groups.items():
-            jobs += [
-                self._begin(self._slots[key], rows) for rows in _packed(group, self._limits.chunk)
-            ]
+            jobs += [self._begin(self._slots[key], rows) for rows in _packed(group, self._limits)]
         return jobs
 
     def leave(self, slot: Slot, gone: list[Sequence]) -> None:
@@ -232,14 +230,15 @@ def _key(entry: Entry) -> int:
     return -1 - entry.handle
 
 
-def _packed(group: list[Sequence], chunk: int) -> Iterator[list[Sequence]]:
+def _packed(group: list[Sequence], limits: Limits) -> Iterator[list[Sequence]]:
     """Prompts that fit into one step together, padded, so that short ones share a pass."""
     rows: list[Sequence] = []
     for sequence in group:
         together = [*rows, sequence]
         columns = max(len(s.request.prompt) for s in together)
         grammar = sum(len(s.request.grammar or "") for s in together)
-        if rows and (columns * len(together) > chunk or grammar > MOST_GRAMMAR):
+        unlike = limits.equal and len({len(s.request.prompt) for s in together}) > 1
+        if rows and (unlike or columns * len(together) > limits.chunk or grammar > MOST_GRAMMAR):
             yield rows
             rows = []
         rows.append(sequence)

@@ -26,7 +26,14 @@ from mlxcel.engine.sequence import Output, Sequence
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.engine.tokenizer import Tokenizer
-from mlxcel.errors import DeadlineError, MlxcelError, NeverFits, QueueFull, Unavailable
+from mlxcel.errors import (
+    DeadlineError,
+    MlxcelError,
+    NeverFits,
+    QueueFull,
+    TooManyAtOnce,
+    Unavailable,
+)
 from mlxcel.family.caches import CacheKind
 from mlxcel.pipeline.step import Step, StepFailed, Tokens
 from mlxcel.pipeline.workers import MORE_TIME
@@ -126,25 +133,46 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its outputs come through ``deliver``, from any thread.
+        """Queue one request; see :meth:`submit_all`."""
+        self.submit_all((request,))
+
+    def submit_all(self, requests: Many[Request]) -> None:
+        """Queue all of ``requests`` or none; their outputs come through ``deliver``.
+
+        Any thread may call it. All count at once against the requests that may wait, so that
+        answers that belong together never take each other's place.
 
         Raises:
-            NeverFits: Not even an idle pipeline could hold it.
+            NeverFits: Not even an idle pipeline could hold one of them.
+            TooManyAtOnce: Not even an idle engine would take so many.
             QueueFull: Too many wait already.
             Unavailable: The engine drains, or has died.
         """
+        sequences = [self._sequence(request) for request in requests]
+        with self._lock:
+            if self.phase != "running":
+                raise Unavailable(str(self.error or "The server is shutting down."))
+            self._check_room(len(sequences))
+            self._queued += len(sequences)
+            for sequence in sequences:
+                self._commands.put(sequence)
+        self._bell.set()
+
+    def _sequence(self, request: Request) -> Sequence:
         decoder = StreamingDetokenizer(self._tokenizer) if self._tokenizer is not None else None
         sequence = Sequence(request, decoder, StopStrings(request.stop), arrived=time.monotonic())
         if (diagnostic := self._scheduler.impossible(sequence)) is not None:
             raise NeverFits(str(diagnostic))
-        with self._lock:
-            if self.phase != "running":
-                raise Unavailable(str(self.error or "The server is shutting down."))
-            if self._queued >= self._settings.queue_depth:
-                raise QueueFull(self._queued)
-            self._queued += 1
-            self._commands.put(sequence)
-        self._bell.set()
+        return sequence
+
+    def _check_room(self, asked: int) -> None:
+        """Refuse more than may wait, or than find a place at once because nobody waits."""
+        depth, parallel = self._settings.queue_depth, self._settings.limits.parallel
+        if asked > max(depth, parallel):
+            raise TooManyAtOnce(asked, depth, parallel)
+        free = parallel - self._scheduler.active if self._queued == 0 else 0
+        if asked > max(depth - self._queued, free):
+            raise QueueFull(self._queued, asked)
 
     def cancel(self, index: int) -> None:
         """End a request; its last output has the finish reason ``cancelled``."""

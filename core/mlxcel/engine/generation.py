@@ -15,8 +15,9 @@ from typing import Literal
 
 import attrs
 
-from mlxcel.engine.slot import Request, Slot, Work, prompt_work, token_tensor
+from mlxcel.engine.slot import Request, Slot, Work, micro_batches, prompt_work, token_tensor
 from mlxcel.errors import GrammarFailed, LogitsError, StageError
+from mlxcel.family.batching import Batching
 from mlxcel.pipeline.operations import Filter, Operation, Release
 from mlxcel.pipeline.pipeline import Pipeline
 from mlxcel.pipeline.step import FAILED_GRAMMAR, FAILED_ROW, Step, StepFailed, Tokens
@@ -56,8 +57,9 @@ class Generation:
         pipeline: Started, with nothing else using it.
         requests: At least one, each with a prompt of at least one token.
         end_tokens: Token ids that end a text.
-        rows: Rows of a slot.
+        rows: Rows of a slot at most.
         chunk: Tokens of a prompt that one step carries at most.
+        batching: Which requests may share a slot.
 
     Attributes:
         slots: The micro-batches.
@@ -72,6 +74,7 @@ class Generation:
         end_tokens: Iterable[int],
         rows: int,
         chunk: int,
+        batching: Batching = Batching.PADDED,
     ) -> None:
         self.progress = {request.index: Progress() for request in requests}
         self._pipeline = pipeline
@@ -80,8 +83,8 @@ class Generation:
         handles = itertools.count()
         self.slots: list[Slot] = []
         ends = tuple(sorted(self._end_tokens))
-        for i in range(0, len(requests), rows):
-            handle, group = next(handles), list(requests[i : i + rows])
+        for group in micro_batches(requests, rows, batching):
+            handle = next(handles)
             work = prompt_work(handle, group, chunk, handles, ends=ends)
             self.slots.append(Slot(handle, group, deque(work)))
 

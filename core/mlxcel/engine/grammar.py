@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +13,10 @@ from mlxcel.errors import GrammarError
 
 LONGEST_GRAMMAR = 1 << 18
 """Characters of a grammar; it travels in the header of a step."""
+
+MOST_REMAINDERS = 1 << 16
+"""What all ``multipleOf`` of a schema may come to: the lexer of the last stage has a state for each
+remainder, and nothing else bounds how long it takes to make them."""
 
 _OPTIONS = "x-guidance"
 _WAY_OUT = "Correct the schema, or ask for any JSON object."
@@ -40,7 +46,27 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> str:
             f"The JSON schema has {len(text)} characters; {LONGEST_GRAMMAR} are allowed.",
             "Use a smaller one.",
         )
+    if (remainders := math.lcm(*_multiples(schema))) > MOST_REMAINDERS:
+        raise GrammarError(
+            f"The numbers of 'multipleOf' in the JSON schema have {remainders} as their least "
+            f"common multiple; {MOST_REMAINDERS} is allowed.",
+            "Use smaller ones.",
+        )
     return _compiled(text)
+
+
+def _multiples(schema: Mapping[str, Any]) -> Iterator[int]:
+    """The digits of every ``multipleOf``; where the point stands costs nothing."""
+    rest: list[Any] = [schema]
+    while rest:
+        match rest.pop():
+            case dict() as found:
+                number = found.get("multipleOf")
+                if type(number) in (int, float) and math.isfinite(number):
+                    yield int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
+                rest += found.values()
+            case list() as found:
+                rest += found
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,8 @@ import math
 
 import attrs
 
+from mlxcel.family.batching import Batching
+
 
 @attrs.frozen
 class Limits:
@@ -13,12 +15,20 @@ class Limits:
 
     ``parallel`` sequences at once, ``batch`` rows in one step at most, ``micro_batch`` rows a
     slot is filled up to (None: as many slots as stages), ``chunk`` prompt tokens in one step.
+    With ``equal``, only prompts of one length are in one step.
     """
 
     parallel: int = 32
     batch: int = 32
     micro_batch: int | None = None
     chunk: int = 512
+    equal: bool = False
+
+    def fitting(self, batching: Batching) -> Limits:
+        """The same as far as a model of this ``batching`` allows."""
+        if batching is Batching.SINGLE:
+            return attrs.evolve(self, batch=1, micro_batch=1)
+        return attrs.evolve(self, equal=batching is Batching.EQUAL)
 
 
 def slots_for(stages: int, limits: Limits) -> int:

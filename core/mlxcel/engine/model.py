@@ -14,6 +14,7 @@ from mlxcel.checkpoint.dtype import DtypeChoice, activation_bytes, choose_dtype
 from mlxcel.checkpoint.weights_mode import WeightsChoice, choose_weights
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
 from mlxcel.errors import CheckpointError, MemoryBudgetError, UnsupportedError
+from mlxcel.family.batching import Batching
 from mlxcel.family.caches import CacheKind
 from mlxcel.family.choose import choose_family
 from mlxcel.family.contract import Family
@@ -79,14 +80,23 @@ class Model:
     @property
     def cache_kinds(self) -> tuple[CacheKind | None, ...]:
         """What each layer keeps of a sequence."""
-        family = self.plugins.load("family", self.family)
-        assert isinstance(family, Family)  # the loader has checked it
-        return family.caches(self.checkpoint.config)
+        return self._family.caches(self.checkpoint.config)
+
+    @property
+    def batching(self) -> Batching:
+        """Which sequences may share a step."""
+        return self._family.batching(self.checkpoint.config)
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of one number of the activations and the caches."""
         return activation_bytes(self.checkpoint, self.dtype)
+
+    @property
+    def _family(self) -> Family:
+        family = self.plugins.load("family", self.family)
+        assert isinstance(family, Family)  # the loader has checked it
+        return family
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
         """Refuse token ids that the model's embedding has no row for.

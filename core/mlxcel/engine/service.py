@@ -96,7 +96,8 @@ class Service:
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
-        self.settings = settings
+        limits = settings.limits.fitting(model.batching)
+        self.settings = attrs.evolve(settings, limits=limits)
         self.phase: Phase = "loading"
         self.error: MlxcelError | None = None
         self.stages = [
@@ -151,17 +152,17 @@ class Service:
         """Begin to load; :attr:`phase` says how it goes."""
         self._loader.start()
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; see :meth:`Engine.submit`.
+    def submit_all(self, requests: Sequence[Request]) -> None:
+        """Queue requests, all or none; see :meth:`Engine.submit_all`.
 
         Raises:
             Unavailable: The model is still loading, or the service has ended.
-            QueueFull, NeverFits: As the engine says.
+            QueueFull, TooManyAtOnce, NeverFits: As the engine says.
         """
         if self._engine is None or self.phase != "ready":
             reason = {"loading": "The model is still loading.", "failed": str(self.error)}
             raise Unavailable(reason.get(self.phase, "The server is shutting down."), 2.0)
-        self._engine.submit(request)
+        self._engine.submit_all(requests)
 
     def cancel(self, index: int) -> None:
         """End a request early."""

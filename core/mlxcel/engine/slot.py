@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from mlxcel.errors import UsageError
+from mlxcel.family.batching import Batching
 from mlxcel.pipeline.operations import Finalize, Merge, New, Operation, Prepare, Sampling, Trim
 from mlxcel.pipeline.schedule import suggested_micro_batch_size
 from mlxcel.wire.tensor import WireTensor
@@ -139,6 +140,22 @@ def micro_batch_size(prompts: int, stages: int, asked: int | None) -> int:
             "Give 1 or more, or auto.",
         )
     return asked
+
+
+def micro_batches(
+    requests: Sequence[Request], rows: int, batching: Batching
+) -> Iterator[list[Request]]:
+    """``requests`` in their order, in groups of up to ``rows`` that may share a slot."""
+    group: list[Request] = []
+    for request in requests:
+        unlike = group and len(request.prompt) != len(group[0].prompt)
+        apart = batching is Batching.SINGLE or (batching is Batching.EQUAL and unlike)
+        if group and (apart or len(group) == rows):
+            yield group
+            group = []
+        group.append(request)
+    if group:
+        yield group
 
 
 def credits_for(prompts: int, stages: int, rows: int) -> int:

@@ -19,6 +19,7 @@ from mlxcel.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from mlxcel.checkpoint.config import ModelConfig
 from mlxcel.checkpoint.headers import TensorHeader
 from mlxcel.errors import UnsupportedError
+from mlxcel.family.batching import Batching
 from mlxcel.family.caches import CacheKind
 from mlxcel.family.shapes import TensorShape
 
@@ -171,6 +172,10 @@ class Family:
             f"The family {self.wire_names[0]!r} does not say what its layers keep of a sequence.",
             "Plan it without --context and --sequences.",
         )
+
+    def batching(self, config: ModelConfig) -> Batching:
+        """Which sequences may share a pass; by default all."""
+        return Batching.PADDED
 
     def adjacency(self, config: ModelConfig) -> tuple[LayerAdjacencyGroup, ...]:
         """The groups of layers that must share a stage; none by default."""

@@ -56,7 +56,8 @@ async def chat_job(serving: Serving, body: ChatRequest, size: int, prefill: str 
         ChatTemplateError: The template refuses the messages, or fails.
     """
     tools = await serving.tool_format() if body.tools else None
-    return await serving.work(size, lambda: _job(serving, body, tools, prefill))
+    has_schema = body.generation.schema is not None or bool(body.forced)
+    return await serving.work(size, lambda: _job(serving, body, tools, prefill), hard=has_schema)
 
 
 def chat_text(

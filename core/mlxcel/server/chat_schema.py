@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from mlxcel.server.errors import invalid
-from mlxcel.server.fields import Fields, quoted
+from mlxcel.server.fields import Fields, is_too_deep, quoted
 from mlxcel.server.schema import (
     MOST_LOGPROBS,
     Generation,
@@ -26,7 +26,9 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "functions": Refused(([],), "Send 'tools'."),
     "modalities": Refused((["text"],)),
     "prediction": Refused(),
+    "stop_sequences": Refused(([],), "Send 'stop'."),
     "suffix": Refused(("",)),
+    "system": Refused((), "Send a message whose role is 'system'."),
     "web_search_options": Refused(),
 }
 """Fields of the chat API that would change the answer."""
@@ -175,7 +177,7 @@ def _as_object(arguments: str | dict[str, Any] | None) -> str | dict[str, Any]:
         value = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
-    return value if isinstance(value, dict) else arguments
+    return value if isinstance(value, dict) and not is_too_deep(value) else arguments
 
 
 def read_tools(fields: Fields) -> tuple[tuple[Tool, ...], tuple[Tool, ...]]:
@@ -229,7 +231,7 @@ def _read_tool(tool: object, path: str) -> Tool:
     if not isinstance(tool, dict):
         raise invalid(f"'{path}' must be an object, not {quoted(tool)}.", path, "invalid_value")
     fields = Fields(tool, f"{path}.")
-    if tool.get("type", "function") != "function":
+    if fields.get("type") not in (None, "function"):
         text = f"'{path}' is of type {quoted(tool.get('type'))}; only functions are supported."
         raise invalid(text, path, "unsupported_parameter")
     function = fields.object("function")
@@ -239,7 +241,7 @@ def _read_tool(tool: object, path: str) -> Tool:
         raise function.wrong("name", "a string that is not empty")
     function.text("description")
     function.object("parameters")
-    return {"type": "function", **tool}
+    return {**tool, "type": "function"}
 
 
 def read_variables(fields: Fields) -> dict[str, Any]:

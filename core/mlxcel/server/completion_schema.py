@@ -15,7 +15,9 @@ MOST_TOKEN_ID = (1 << 31) - 1
 
 UNSUPPORTED: Mapping[str, Refused] = {
     "functions": Refused(([],), "Send 'tools' to /v1/chat/completions."),
+    "stop_sequences": Refused(([],), "Send 'stop'."),
     "suffix": Refused(("",)),
+    "system": Refused((), "Send it as the beginning of the prompt."),
     "tool_choice": Refused(("none", "auto"), "Send 'tools' to /v1/chat/completions."),
     "tools": Refused(([],), "Send them to /v1/chat/completions."),
     "top_logprobs": Refused((0,), "Send 'logprobs'."),

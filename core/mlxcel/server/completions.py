@@ -25,7 +25,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await serving.work(len(data), lambda: read_completion(parse_object(data)))
     request[MODEL] = body.generation.model or serving.options.model_id
     check_model(serving, body.generation.model)
-    job = await serving.work(len(data), lambda: _job(serving, body))
+    has_schema = body.generation.schema is not None
+    job = await serving.work(len(data), lambda: _job(serving, body), hard=has_schema)
     tokenizer = serving.backend.tokenizer
     answer = TextAnswer(serving.options.model_id, tokenizer, body.logprobs)
     return await respond(request, serving, job, answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ from mlxcel.errors import (
     PeerLost,
     QueueFull,
     StageError,
+    TooManyAtOnce,
     Unavailable,
     UnsupportedError,
     WorkerDied,
@@ -38,6 +40,7 @@ class ApiError(MlxcelError):
         code: A word for programs.
         param: The field of the request at fault.
         retry_after: Seconds after which the same request may work; None if it never will.
+        more_headers: HTTP headers that this status asks for.
     """
 
     status: int
@@ -45,6 +48,7 @@ class ApiError(MlxcelError):
     code: str | None = None
     param: str | None = None
     retry_after: float | None = None
+    more_headers: Mapping[str, str] = attrs.field(factory=dict)
 
     def __str__(self) -> str:
         return self.message
@@ -71,8 +75,8 @@ class ApiError(MlxcelError):
     def headers(self) -> dict[str, str]:
         """The HTTP headers that belong to the error."""
         if self.retry_after is None:
-            return {}
-        return {"Retry-After": str(math.ceil(self.retry_after))}
+            return {**self.more_headers}
+        return {**self.more_headers, "Retry-After": str(math.ceil(self.retry_after))}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -87,6 +91,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return error
         case NeverFits():
             return invalid(str(error), code="request_too_large")
+        case TooManyAtOnce():
+            return invalid(str(error), "n", "request_too_large")
         case QueueFull():
             return ApiError(429, str(error), "queue_full", retry_after=RETRY_AFTER)
         case Unavailable():

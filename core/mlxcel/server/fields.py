@@ -11,12 +11,15 @@ from mlxcel.server.errors import ApiError, invalid
 
 LONGEST_QUOTE = 80
 
+DEEPEST = 128
+"""Levels of objects and lists inside each other: what reads them further may call itself."""
+
 
 def parse_object(data: bytes) -> dict[str, Any]:
     """The JSON object that ``data`` is.
 
     Raises:
-        ApiError: It is no JSON, or something else than an object.
+        ApiError: It is no JSON, or something else than an object, or nested too deep.
     """
     try:
         value = json.loads(data, parse_constant=_no_constant)
@@ -24,7 +27,23 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise invalid(f"The body is not JSON ({error}).", code="invalid_json") from error
     if not isinstance(value, dict):
         raise invalid(f"The body must be a JSON object, not {quoted(value)}.", code="invalid_json")
+    if is_too_deep(value):
+        text = f"The body has more than {DEEPEST} levels of objects and lists in each other."
+        raise invalid(text, code="invalid_json")
     return value
+
+
+def is_too_deep(value: dict[str, Any]) -> bool:
+    """Whether ``value`` has more than :data:`DEEPEST` levels."""
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+    return bool(level)
 
 
 def quoted(value: object) -> str:

@@ -25,9 +25,13 @@ MESSAGES_UNSUPPORTED: Mapping[str, Refused] = {
     **UNSUPPORTED,
     "container": Refused(),
     "context_management": Refused(),
+    "logprobs": Refused((False,)),
     "mcp_servers": Refused(([],)),
+    "n": Refused((1,), "Send several requests."),
     "output_config": Refused(({},)),
     "output_format": Refused(),
+    "response_format": Refused((), "Send it to /v1/chat/completions."),
+    "stop": Refused(([],), "Send 'stop_sequences'."),
 }
 """Fields that would change the answer."""
 

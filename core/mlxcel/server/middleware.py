@@ -53,7 +53,8 @@ async def require_key(request: web.Request, handler: Handler) -> web.StreamRespo
     keys = request.app[SERVING].options.api_keys
     if keys and request.path not in OPEN_PATHS and not _has_key(request, keys):
         text = "A valid API key is needed: send `Authorization: Bearer KEY` or `x-api-key: KEY`."
-        raise ApiError(401, text, "invalid_api_key")
+        scheme = {"WWW-Authenticate": "Bearer"}
+        raise ApiError(401, text, "invalid_api_key", more_headers=scheme)
     return await handler(request)
 
 
@@ -81,8 +82,9 @@ def _of_http(request: web.Request, error: web.HTTPException) -> ApiError:
     if isinstance(error, web.HTTPNotFound):
         return ApiError(404, f"There is no {request.path} here.", "not_found")
     if isinstance(error, web.HTTPMethodNotAllowed):
-        allowed = " or ".join(sorted(error.allowed_methods))
-        return ApiError(405, f"{request.path} wants {allowed}, not {request.method}.", "method")
+        allowed = sorted(error.allowed_methods)
+        text = f"{request.path} wants {' or '.join(allowed)}, not {request.method}."
+        return ApiError(405, text, "method", more_headers={"Allow": ", ".join(allowed)})
     return ApiError(error.status, error.reason, "http")
 
 

@@ -53,13 +53,16 @@ class Serving:
         """Tokens of a prompt and its answer together, if anything limits them."""
         return self.options.context_size or self.backend.context_size
 
-    async def work(self, size: int, function: Callable[[], T]) -> T:
+    async def work(self, size: int, function: Callable[[], T], *, hard: bool = False) -> T:
         """``function()``, in a thread if the body it works on has many bytes.
+
+        What is ``hard`` takes long however small the body is: a schema of a few patterns does.
 
         Raises:
             Unavailable: The server has ended.
         """
-        return function() if size <= SMALL_BODY else await self._in_thread(function)
+        small = size <= SMALL_BODY and not hard
+        return function() if small else await self._in_thread(function)
 
     def look_for_tools(self) -> None:
         """Begin to find out how the model writes calls of tools, in a thread."""
@@ -83,17 +86,15 @@ class Serving:
         Their numbers are given here. What has not finished at the end is cancelled.
 
         Raises:
-            MlxcelError: The engine does not take one of them.
+            MlxcelError: The engine does not take them.
         """
         with self.dispatcher.open(len(requests), hear) as stream:
-            taken: set[int] = set()
+            numbered = zip(stream.numbers, requests, strict=True)
+            self.backend.submit_all([attrs.evolve(each, index=number) for number, each in numbered])
             try:
-                for number, request in zip(stream.numbers, requests, strict=True):
-                    self.backend.submit(attrs.evolve(request, index=number))
-                    taken.add(number)
                 yield stream
             finally:
-                for number in taken & stream.open:
+                for number in stream.open:
                     self.backend.cancel(number)
 
     async def stop(self, drain: float) -> None:

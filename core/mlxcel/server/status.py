@@ -22,7 +22,7 @@ def add_status(app: web.Application) -> None:
     app[FEED] = Feed(lambda: _event(serving, NOW_SECONDS))
     app.router.add_get("/", page)
     app.router.add_get("/status", status)
-    app.router.add_get("/status/events", events)
+    app.router.add_get("/status/events", events, allow_head=False)  # it would never end
     app.on_shutdown.append(_end)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import attrs
 
 from mlxcel.engine.tokenizer import Tokenizer
+from mlxcel.server.errors import invalid
+from mlxcel.server.fields import quoted
 from mlxcel.server.parts import ToolCall
 
 Tool = Mapping[str, Any]
@@ -109,7 +111,11 @@ def _to_call(parsed: Any) -> ToolCall:
 
 
 def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The JSON schema of one call of one of ``tools``."""
+    """The JSON schema of one call of one of ``tools``.
+
+    Raises:
+        ApiError: The arguments of one could be no object, which no call could be read from.
+    """
     schemas = {f"tool{i}": _arguments_schema(tool, i) for i, tool in enumerate(tools)}
     calls = [
         {
@@ -128,8 +134,12 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
 
 def _arguments_schema(tool: Tool, index: int) -> Any:
     """The schema of a tool's arguments, to stand under ``#/$defs`` of a larger one."""
-    schema = tool["function"].get("parameters") or {"type": "object"}
-    return _moved({"type": "object", **schema}, f"#/$defs/tool{index}")
+    schema = tool["function"].get("parameters") or {}
+    kind = schema.get("type") or "object"
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        text = f"The arguments of {quoted(name_of(tool))} must be an object, not {quoted(kind)}."
+        raise invalid(text, "tools", "unsupported_schema")
+    return _moved({**schema, "type": "object"}, f"#/$defs/tool{index}")
 
 
 def _moved(schema: Any, root: str) -> Any:

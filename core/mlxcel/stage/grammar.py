@@ -151,7 +151,12 @@ class Matcher:
 
     def _look(self, place: LLMatcher) -> None:
         if place.is_error():
-            self.problem = _first_line(place.get_error())
+            said = _first_line(place.get_error())
+            self.problem = _STOPS.get(said, said)
+
+
+_STOPS = {"NoExtensionBias": "no text matches it"}
+"""Reasons to stop that llguidance gives as bare names."""
 
 
 def _first_line(text: str) -> str:

@@ -1,6 +1,5 @@
 """How frames get from one machine to another; transports are plugins."""
 
-from mlxcel.transport.allocate import allocate
 from mlxcel.transport.contract import (
     Connection,
     Keys,
@@ -8,6 +7,7 @@ from mlxcel.transport.contract import (
     Transport,
     TransportOptions,
 )
+from mlxcel.transport.memory import allocate
 from mlxcel.transport.plain import PlainConnection
 from mlxcel.transport.stream import ByteStream
 from mlxcel.transport.tcp_options import set_tcp_options

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from mlxcel.errors import MlxcelError, WireError
-from mlxcel.transport.allocate import allocate
 from mlxcel.transport.contract import TransportOptions
+from mlxcel.transport.memory import allocate
 from mlxcel.transport.stream import ByteStream
 from mlxcel.wire.tensor import Buffer, flat
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 SPIN_SECONDS = 100e-6
-"""About what a wake-up costs; polling for longer gains nothing more."""
+"""Two wake-ups of a sleeping thread: enough to poll through a round trip of 64 KiB."""
 
 
 def spin_for(stages: int, cores: int | None = None) -> float:

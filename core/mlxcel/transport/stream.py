@@ -145,7 +145,10 @@ class ByteStream:
                 try:
                     count = self._sock.recv_into(view)
                 except BlockingIOError:
-                    if self._await_bytes(begun, timeout):
+                    spent = time.monotonic() - begun
+                    if spent < self._spin or _wait(
+                        self._readable, None if timeout is None else timeout - spent
+                    ):
                         continue
                     raise DeadlineError(
                         self.peer,
@@ -160,15 +163,6 @@ class ByteStream:
                     raise ChannelClosed(self.peer, HERE)
                 self.received += count
                 return count
-
-    def _await_bytes(self, begun: float, timeout: float | None) -> bool:
-        """Whether bytes (or the end) arrived within ``timeout`` seconds after ``begun``."""
-        spun = begun + self._spin
-        while (now := time.monotonic()) < spun:
-            # Cheaper than trying to receive, and it does not take the socket's lock.
-            if self._readable.poll(0):
-                return True
-        return _wait(self._readable, None if timeout is None else begun + timeout - now)
 
     def _gone(self, error: OSError) -> ChannelClosed:
         return ChannelClosed(self.peer, HERE if self._closed else error.strerror or str(error))

@@ -37,7 +37,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Sealer:
-    """Seals the frames of one direction of one connection.
+    """Seals the frames of one direction of one connection, one at a time: it has no lock.
 
     Args:
         key: 32 bytes, used for this direction of this connection only.
@@ -78,8 +78,9 @@ class Sealer:
     def _seal(self, header: bytes, plain: Buffer) -> int:
         """Encrypt one chunk to behind the place of the header; returns where it ends."""
         end = HEADER + len(plain) + TAG
-        self._cipher.encrypt_into(_nonce(self.sequence), plain, header, self._out[HEADER:end])
-        self.sequence += 1
+        nonce = _nonce(self.sequence)
+        self.sequence += 1  # before anything can fail: no nonce is used twice
+        self._cipher.encrypt_into(nonce, plain, header, self._out[HEADER:end])
         return end
 
     def frame(self, pieces: Sequence[Buffer]) -> bytes:

@@ -8,6 +8,8 @@ import sys
 
 import attrs
 
+from mlxcel.plugins import Plugins
+
 
 def main(argv: list[str]) -> int:
     """Print the findings, as a table or as JSON; 1 if anything differs or has an unknown name."""
@@ -16,11 +18,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    plugins = Plugins.discover()
     if args.one is not None:
-        from mlxcel.plugins import Plugins
         from mlxcel.testing.survey.check import survey
 
-        print(json.dumps(attrs.asdict(survey(args.one, Plugins.discover()))))
+        print(json.dumps(attrs.asdict(survey(args.one, plugins))))
         return 0
     from mlxcel.testing.survey.configs import architectures
     from mlxcel.testing.survey.run import findings
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> int:
     found = []
     if not args.json:
         print(HEAD)
-    for finding in findings(args.names or known):
+    for finding in findings(args.names or known, plugins):
         found.append(finding)
         if not args.json:
             print(row(finding), flush=True)

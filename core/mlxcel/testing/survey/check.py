@@ -14,10 +14,9 @@ import numpy as np
 from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlxcel.checkpoint.config import read_config
 from mlxcel.checkpoint.dtype import DtypeChoice
 from mlxcel.errors import UnsupportedError
-from mlxcel.family.choose import choose_family
+from mlxcel.family.batching import Batching
 from mlxcel.family.contract import Family
 from mlxcel.family.transformer import flat_parameters
 from mlxcel.partition.cache_bytes import cache_bytes
@@ -34,38 +33,41 @@ from mlxcel.testing.split import (
     unlike_alone,
 )
 from mlxcel.testing.survey.configs import tiny_config
-from mlxcel.testing.survey.finding import Finding
+from mlxcel.testing.survey.finding import Finding, served_by
 from mlxcel.testing.tiny.builder import quantize_in_place, write_weights
 from mlxcel.testing.tiny.recipe import draw
 
 CHUNKED = Scene((17,), chunk=8, steps=2)
 RAGGED = Scene((17, 5, 11), steps=4)
+SCENES = {
+    Batching.PADDED: RAGGED,
+    Batching.EQUAL: Scene((11, 11, 11), steps=4),
+    Batching.SINGLE: Scene((17,), steps=4),
+}
+"""The largest batch that the rows of a model may be in."""
 TOLERANCE = 1e-4
 FLOAT32_BYTES = 4
 QUANTIZED = "4:32"
 
 
 def survey(architecture: str, plugins: Plugins) -> Finding:
-    """Find out what becomes of ``architecture``; never raises for what it finds."""
+    """Find out what becomes of ``architecture``, which no family of its own serves."""
+    name, family = served_by(architecture, plugins)
     with tempfile.TemporaryDirectory() as folder:
         try:
             config = tiny_config(architecture)
-            path = _write_config(Path(folder), config)
-            name, family = choose_family(read_config(path), plugins)
-            if not family.fallback:
-                return Finding(architecture, name, "own")
             model = _drawn(architecture, config)
             _run(model)
         except (Exception, SystemExit) as error:
-            return Finding(architecture, "", "none", _short(error))
+            return Finding(architecture, name, "none", _short(error))
         try:
-            problems = list(_problems(path, model, config, family))
+            problems = list(_problems(Path(folder), model, config, family))
         except UnsupportedError as error:
-            return Finding(architecture, name, "refused", error.problem)
+            return Finding(architecture, name, "refused", error.problem.partition(": ")[2])
         if problems:
             return Finding(architecture, name, "differs", problems[0])
-        unlike = next(_unlike(path / "plain", family), "")
-        return Finding(architecture, name, "split", unlike)
+        batching = family.batching(family.open(Path(folder) / "plain").config)
+        return Finding(architecture, name, "split", batching.value)
 
 
 def _problems(
@@ -76,22 +78,24 @@ def _problems(
     write_weights(plain, flat_parameters(model), config, 1, "mlx")
     yield from check_split(plain, family, scenes=[CHUNKED])
     yield from _different(plain, family)
+    yield from _unlike(plain, family)
     settings = quantize_in_place(model, config, QUANTIZED, {})
     write_weights(packed, flat_parameters(model), settings, 1, "mlx")
     yield from _different(packed, family)
 
 
 def _different(path: Path, family: Family) -> Iterator[str]:
-    """What a ragged batch shows: other logits, other bytes than planned, larger caches."""
-    chain = Chain(path, family, every_cut(path, family))
-    yield from differences(Whole(path, family), chain, RAGGED)
+    """What a batch shows: other logits, other bytes than planned, larger caches."""
     checkpoint = family.open(path)
+    scene = SCENES[family.batching(checkpoint.config)]
+    chain = Chain(path, family, every_cut(path, family))
+    yield from differences(Whole(path, family), chain, scene)
     profile = profile_checkpoint(checkpoint, family, DtypeChoice(None, ""))
     planned = [layer.bytes for layer in profile.layers]
     planned[0] += profile.embedding_bytes
     planned[-1] += profile.head_bytes
     kinds = family.caches(checkpoint.config)
-    longest = max(RAGGED.lengths) + RAGGED.steps
+    longest = max(scene.lengths) + scene.steps
     for layer, (stage, table) in enumerate(zip(chain.stages, chain.tables, strict=True)):
         if stage.nbytes() != planned[layer]:
             yield f"layer {layer} takes {stage.nbytes()} bytes, {planned[layer]} were planned"
@@ -103,16 +107,10 @@ def _different(path: Path, family: Family) -> Iterator[str]:
 
 
 def _unlike(path: Path, family: Family) -> Iterator[str]:
-    """Rows of a batch of unequal prompts that are not those of single runs."""
+    """Rows of the largest batch that the family allows that are not those of single runs."""
+    scene = SCENES[family.batching(family.open(path).config)]
     chain = Chain(path, family, every_cut(path, family))
-    yield from unlike_alone(chain, Whole(path, family), RAGGED, TOLERANCE)
-
-
-def _write_config(folder: Path, config: Mapping[str, Any]) -> Path:
-    import json
-
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    yield from unlike_alone(chain, Whole(path, family), scene, TOLERANCE)
 
 
 def _drawn(architecture: str, config: Mapping[str, Any]) -> nn.Module:
@@ -123,7 +121,8 @@ def _drawn(architecture: str, config: Mapping[str, Any]) -> nn.Module:
     drawn = []
     for path, value in sorted(flat_parameters(model).items()):
         if mx.issubdtype(value.dtype, mx.floating):
-            value = mx.array(draw(bits, path, value.shape, tied=False))
+            shape = value.shape or (1,)
+            value = mx.array(draw(bits, f"model.{path}", shape, tied=False)).reshape(value.shape)
         drawn.append((path, value))
     model.update(tree_unflatten(drawn))
     model.eval()

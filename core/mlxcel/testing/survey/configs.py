@@ -184,6 +184,12 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "block_multiple_of": 32,
     },
     "lfm2_moe": {"layer_types": ["conv", FULL] * (LAYERS // 2), "conv_L_cache": 3},
+    "llama4_text": {
+        "intermediate_size_mlp": 128,
+        "no_rope_layers": [1, 1, 1, 0, 1, 1],
+        "use_qk_norm": True,
+        "attention_chunk_size": 8,
+    },
     "longcat_flash": {
         "attention_method": "MLA",
         "zero_expert_type": "identity",
@@ -347,7 +353,5 @@ def _fields(name: str, args_class: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, own[field.name]
         elif field.name in SIZES:
             yield field.name, SIZES[field.name]
-        elif (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        ):
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             yield field.name, _BY_TYPE.get(hints.get(field.name))

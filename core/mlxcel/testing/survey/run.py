@@ -10,33 +10,37 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mlxcel.testing.survey.finding import Finding
+from mlxcel.plugins import Plugins
+from mlxcel.testing.survey.finding import Finding, served_by
 
 SECONDS = 180.0
 """How long one architecture may take."""
 
 
-def findings(architectures: Sequence[str]) -> Iterator[Finding]:
+def findings(architectures: Sequence[str], plugins: Plugins) -> Iterator[Finding]:
     """The finding of each, in their order; as many run at once as there are cores.
 
     An architecture that ends its process, as some do with sizes that they do not expect, or
     that takes too long, is a finding too.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(find, architectures)
+        yield from pool.map(lambda name: find(name, plugins), architectures)
 
 
-def find(architecture: str) -> Finding:
-    """The finding of one, from a process of its own."""
+def find(architecture: str, plugins: Plugins) -> Finding:
+    """The finding of one; if no family of its own serves it, from a process of its own."""
+    name, family = served_by(architecture, plugins)
+    if not family.fallback:
+        return Finding(architecture, name, "own")
     command = [sys.executable, "-m", "mlxcel.testing.survey", "--one", architecture]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return Finding(architecture, "", "none", f"it took more than {SECONDS:g} seconds")
+        return Finding(architecture, name, "none", f"it took more than {SECONDS:g} seconds")
     if done.returncode == 0:
         return Finding(**json.loads(done.stdout.splitlines()[-1]))
     if done.returncode < 0:
         end = f"it ended its process by {signal.Signals(-done.returncode).name}"
     else:
         end = f"its process failed: {(done.stderr.splitlines() or [''])[-1]}"
-    return Finding(architecture, "", "none", end)
+    return Finding(architecture, name, "none", end)

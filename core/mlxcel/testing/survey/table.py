@@ -8,11 +8,16 @@ from mlxcel.testing.survey.finding import Finding
 
 HEAD = "| architecture | served by | split at every layer |\n|---|---|---|"
 
+_BATCHES = {
+    "padded": "rows of a batch of 17, 5 and 11 tokens equal single runs",
+    "equal": "prompts share a pass if they are equally long; rows equal single runs",
+    "single": "one sequence at a time",
+}
+
 
 def row(finding: Finding) -> str:
     """The line of one architecture."""
-    served = f"`{finding.family}`" if finding.family else "–"
-    return f"| {finding.architecture} | {served} | {_result(finding)} |"
+    return f"| {finding.architecture} | `{finding.family}` | {_result(finding)} |"
 
 
 def table(found: Iterable[Finding]) -> str:
@@ -24,10 +29,8 @@ def _result(finding: Finding) -> str:
     match finding.outcome:
         case "own":
             return "family of its own"
-        case "split" if not finding.detail:
-            return "bit-identical; ragged batch 17/5/11 equals single runs"
         case "split":
-            return "bit-identical; prompts of unequal length run one by one"
+            return f"bit-identical; {_BATCHES[finding.detail]}"
         case "refused":
             return f"refused: {finding.detail}"
         case "differs":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.errors import UnsupportedError
-from mlxcel.family import Family, Part, Place, fields, never_read
+from mlxcel.family import Batching, Family, Part, Place, fields, never_read
 from mlxcel.family.mixers import QK_NORMS, Attention
 from mlxcel.family.shapes import (
     TensorShape,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
     from mlxcel.family.transformer import TransformerStage
+    from mlxcel_family_generic.description import Description
 
 _FOREIGN = ("kv_lora_rank", "linear_num_value_heads", "linear_attn_config", "layers_block_type")
 _FOREIGN_PREFIXES = ("mamba_", "ssm_", "conv_", "rwkv", "rnn_", "lru_", "time_step", "index_head")
@@ -74,17 +75,30 @@ class Generic(Family):
             UnsupportedError: The model cannot be split.
         """
         try:
-            from mlxcel_family_generic.kinds import cache_kinds
-
-            return cache_kinds(config)
+            return _description(config).caches
         except UnsupportedError:
             raise
         except Exception:  # mlx-lm has no such model, or none of this config
             return self._expected_caches(config)
 
+    def batching(self, config: ModelConfig) -> Batching:
+        """What mlx-lm's own model can do.
+
+        Raises:
+            UnsupportedError: The model cannot be split.
+            Exception: Whatever mlx-lm raises where it can build no such model.
+        """
+        return _description(config).batching
+
     def _expected_caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         types = fields.attention_types(config, lambda index: fields.FULL)
         return _attention(config).caches(config, types)
+
+
+def _description(config: ModelConfig) -> Description:
+    from mlxcel_family_generic.description import describe
+
+    return describe(config)
 
 
 def _attention(config: ModelConfig) -> Attention:

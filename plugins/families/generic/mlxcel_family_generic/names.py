@@ -28,17 +28,19 @@ _BUFFERS = tuple(
 
 
 def place(name: str, num_layers: int) -> Place:
-    """The part of the model that the tensor ``name`` belongs to; what has no known name, and
-    stands outside the layers, helps to make the first hidden states."""
+    """The part of the model that the tensor ``name`` belongs to.
+
+    What stands outside the layers under no known name helps to make the first hidden states.
+    """
     if match := _LAYER.search(name):
         layer = int(match[1])
         if layer >= num_layers or name.endswith(_BUFFERS):
             return Place(Part.UNUSED)
         return Place(Part.LAYER, layer)
-    owners = name.split(".")[:-1]
-    if not HEADS.isdisjoint(owners) or owners[-1:] and owners[-1] in _NORMS:
+    module = name.rpartition(".")[0].rpartition(".")[2]
+    if is_head(name) or module in _NORMS:
         return Place(Part.HEAD)
-    return Place(Part.TABLE if owners[-1:] and owners[-1] in TABLES else Part.EMBEDDING)
+    return Place(Part.TABLE if module in TABLES else Part.EMBEDDING)
 
 
 def is_head(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Sequence
 
 from mlxcel.errors import MlxcelError
@@ -23,6 +24,7 @@ class SealedConnection:
         self.peer = peer
         self._max_frame = options.max_frame
         self._sealer = Sealer(keys.send)
+        self._sealing = threading.Lock()  # even if two threads send, no nonce is used twice
         self._opener = Opener(keys.receive)
         self._stream = ByteStream(sock, peer, options, HEADER + CHUNK + TAG)
         self._first = memoryview(bytearray(CHUNK))  # of a frame that has more
@@ -40,7 +42,8 @@ class SealedConnection:
     def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
         """See :meth:`mlxcel.transport.Connection.send`."""
         try:
-            self._stream.send(self._sealer.seal(pieces), timeout)
+            with self._sealing:
+                self._stream.send(self._sealer.seal(pieces), timeout)
         except MlxcelError:
             self.close()  # the frame is cut off
             raise
