@@ -224,6 +224,11 @@ class ScriptedPeer:
 class Peers(list[ScriptedPeer]):
     """Peers in the order of their stages."""
 
+    @property
+    def nodes(self) -> list[tuple[str, Address]]:
+        """Their names in the cluster, and their addresses."""
+        return [(f"stage-{stage}", peer.address) for stage, peer in enumerate(self)]
+
     def offers(self, session: str = "s") -> list[Offer]:
         """What each is offered: one layer of a model that does not exist."""
         following = [*(str(peer.address) for peer in self[1:]), None]

@@ -44,7 +44,11 @@ def coordinator() -> Iterator[Coordinator]:
 
 
 def connect(coordinator: Coordinator, peers: Any) -> None:
-    coordinator.connect([peer.address for peer in peers], WAIT)
+    coordinator.connect(peers.nodes, WAIT)
+
+
+def named(*addresses: Address) -> list[tuple[str, Address]]:
+    return [(f"stage-{stage}", address) for stage, address in enumerate(addresses)]
 
 
 class Heard:
@@ -79,7 +83,7 @@ def test_introductions_come_in_the_order_of_the_stages(
     """What each peer says of itself is returned, stage by stage."""
     peers = scripted_peers(3)
     peers[1].introduction = attrs.evolve(peers[1].introduction, memory=7)
-    found = coordinator.connect([peer.address for peer in peers], WAIT)
+    found = coordinator.connect(peers.nodes, WAIT)
     assert [peer.node for peer in found] == [str(peer.address) for peer in peers]
     assert [peer.memory for peer in found] == [0, 7, 0]
     assert [member.node for member in coordinator.members] == ["stage-0", "stage-1", "stage-2"]
@@ -95,7 +99,7 @@ def test_all_that_cannot_be_reached_are_named(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = Address("127.0.0.1", closed.getsockname()[1])
     with pytest.raises(BringUpError) as caught:
-        coordinator.connect([good.address, other.address, nobody], WAIT)
+        coordinator.connect(named(good.address, other.address, nobody), WAIT)
     assert caught.value.phase == "connect"
     assert [(f.node, f.address, f.reason) for f in caught.value.failures] == [
         ("stage-1", str(other.address), "secret"),
@@ -115,7 +119,7 @@ def test_a_peer_may_start_later(scripted_peers: Any, coordinator: Coordinator) -
         waited.append(told)
         late.call(late.gate.listen(address))
 
-    found = coordinator.connect([address], WAIT, patience=WAIT, on_waiting=start)
+    found = coordinator.connect(named(address), WAIT, patience=WAIT, on_waiting=start)
     assert waited == [address]
     assert [peer.role for peer in found] == ["peer"]
 
@@ -127,7 +131,7 @@ def test_nobody_is_waited_for_in_vain(scripted_peers: Any, coordinator: Coordina
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = Address("127.0.0.1", closed.getsockname()[1])
     with pytest.raises(BringUpError) as caught:
-        coordinator.connect([nobody, other.address], WAIT, patience=ENDLESS)
+        coordinator.connect(named(nobody, other.address), WAIT, patience=ENDLESS)
     assert [failure.reason for failure in caught.value.failures] == ["unreachable", "secret"]
 
 
@@ -286,8 +290,8 @@ def test_offsets_of_clocks(scripted_peers: Any, coordinator: Coordinator) -> Non
 
 def test_pongs_nobody_asked_for_say_nothing(scripted_peers: Any, coordinator: Coordinator) -> None:
     """A number that was not sent, or twice the same, does not move the clock."""
-    [peer] = scripted_peers(1)
-    connect(coordinator, [peer])
+    [peer] = peers = scripted_peers(1)
+    connect(coordinator, peers)
     for _ in range(3):
         peer.say(Pong(12345, 99.0))
     assert coordinator.offset(0) == 0.0

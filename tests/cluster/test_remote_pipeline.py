@@ -37,7 +37,7 @@ def brought_up(
 ) -> Iterator[RemotePipeline]:
     """A pipeline over ``peers``, not started; at the end all are released."""
     with Coordinator(SECRET, OURS, grace=grace) as coordinator:
-        coordinator.connect([peer.address for peer in peers], WAIT)
+        coordinator.connect(peers.nodes, WAIT)
         coordinator.bring_up(peers.offers(), WAIT)
         transport = make_transport(Plugins.discover(environ={}), "tcp", TransportOptions())
         yield RemotePipeline(coordinator, transport, grace=grace, credits=CREDITS, timeout=timeout)

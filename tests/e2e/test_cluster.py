@@ -98,7 +98,8 @@ def through_peers(cluster: Any, folder: Path, plugins: Plugins, size: int) -> di
     ours = introduce(plugins, node="coordinator", role="coordinator", cluster=topology.name)
     transport = make_transport(plugins, "tcp", TransportOptions())
     with Coordinator(read_secret(cluster.secret, "file"), ours, grace=30.0) as coordinator:
-        peers = coordinator.connect(addresses, SECONDS)
+        nodes = [(node.id, node.address) for node in topology.stages]
+        peers = coordinator.connect(nodes, SECONDS)
         wishes = Wishes(dtype="float32", weights="quantized", context=64)
         model = plan_remotely(folder, plugins, topology, peers, wishes, probe=True)
         coordinator.bring_up(

@@ -90,9 +90,15 @@ def test_a_schema(accepts: Accepts, text: str, fits: bool) -> None:
         ({"const": "\ud800"}, "ud800"),
         ({"const": {1, 2}}, "set"),
         ({"const": "x" * LONGEST_GRAMMAR}, "characters"),
-        ({"type": "integer", "multipleOf": 999_983}, "999983"),
-        ({"type": "number", "multipleOf": 0.0999_983}, "999983"),
-        ({"allOf": [{"type": "integer", "multipleOf": m} for m in (911, 919)]}, "837209"),
+        ({"type": "integer", "multipleOf": 999_983}, "multiple"),
+        ({"type": "number", "multipleOf": 0.0999_983}, "multiple"),
+        ({"allOf": [{"type": "integer", "multipleOf": m} for m in (911, 919)]}, "multiple"),
+        (
+            {"anyOf": [{"type": "integer", "multipleOf": 10**4000 + m} for m in (1, 3)]},
+            "out of range",
+        ),
+        ({"type": "integer", "multipleOf": True}, "multipleOf"),
+        ({"type": "integer", "multipleOf": 0}, "multiple"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(schema: dict[str, Any], reason: str) -> None:
@@ -101,6 +107,14 @@ def test_what_cannot_be_enforced_is_refused(schema: dict[str, Any], reason: str)
         json_schema_grammar(schema)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("multiple", "fits"), [(0.01, "7.25"), (500, "1500"), (365, "730")])
+def test_multiples_of_a_few_digits(accepts: Accepts, multiple: float, fits: str) -> None:
+    """Multiples of what people write are enforced; where the point stands makes no difference."""
+    grammar = json_schema_grammar({"type": "number", "multipleOf": multiple})
+    assert accepts(grammar, fits)
+    assert not accepts(grammar, f"{fits}1" if "." in fits else f"{fits[:-1]}3")
 
 
 def test_depth_is_bounded() -> None:

@@ -109,6 +109,7 @@ def test_logits_without_what_must_follow(grammars: Grammars) -> None:
     [
         ("start: nowhere", ENDS, "nowhere"),
         ("{}", ENDS, "grammars"),
+        (json_schema_grammar({"$ref": "#"}), ENDS, "no text matches it"),
         (DIGIT, (), "end token"),
         (DIGIT, (299,), "end token"),
     ],

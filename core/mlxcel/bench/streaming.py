@@ -137,8 +137,8 @@ class NullBackend:
     def start(self) -> None:
         self._engine.start()
 
-    def submit(self, request: Request) -> None:
-        self._engine.submit(request)
+    def submit_all(self, requests: Sequence[Request]) -> None:
+        self._engine.submit_all(requests)
 
     def cancel(self, index: int) -> None:
         self._engine.cancel(index)

@@ -74,9 +74,8 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
             phases = Phases()
             _show_nodes(assignment)
             with phases.timed("connect"):
-                addresses = [node.address for node in topology.stages]
                 peers = coordinator.connect(
-                    addresses,
+                    [(node.id, node.address) for node in topology.stages],
                     CONNECT_SECONDS,
                     patience=options.discovery_timeout,
                     on_waiting=lambda address: _say(f"waiting for the peer at {address}"),

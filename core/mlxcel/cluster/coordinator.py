@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -22,31 +22,17 @@ from mlxcel.cluster.dial import dial
 from mlxcel.cluster.heartbeat import FailureDetector, Loss, ping_seconds
 from mlxcel.cluster.introduction import Introduction, Purpose
 from mlxcel.cluster.messages import Offer, Ping, Pong, Release, Reported, ToCoordinator, ToPeer
+from mlxcel.cluster.muster import muster
 from mlxcel.cluster.peer_clock import PeerClock
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
-from mlxcel.errors import (
-    BringUpError,
-    DeadlineError,
-    DialError,
-    MlxcelError,
-    NotANode,
-    PeerFailure,
-    PeerFull,
-    PeerLost,
-    SecretMismatch,
-    Unreachable,
-    VersionMismatch,
-)
+from mlxcel.errors import MlxcelError, PeerLost
 from mlxcel.pipeline.report import Report
 
 T = TypeVar("T")
 
 SEND_SECONDS = 5.0
 """How long a peer may take to accept a message of a few kilobytes."""
-
-RETRY_SECONDS = 0.5
-"""How long after a peer was not there it is looked for again."""
 
 CLOSE_SECONDS = 2.0
 """How long saying goodbye may take."""
@@ -133,18 +119,18 @@ class Coordinator:
 
     def connect(
         self,
-        addresses: Sequence[Address],
+        peers: Sequence[tuple[str, Address]],
         timeout: float,
         *,
         patience: float = 0.0,
         on_waiting: Callable[[Address], None] = lambda address: None,
     ) -> tuple[Introduction, ...]:
-        """Connect to all peers side by side; the peer of stage i is at ``addresses[i]``.
+        """Connect to all peers side by side.
 
         Args:
+            peers: The node's name and the address of each, in the order of the stages.
             timeout: Seconds that one attempt may take.
-            patience: Seconds to go on trying where nothing listens yet.
-            on_waiting: Told once of each peer that does not listen yet.
+            patience, on_waiting: See :func:`mlxcel.cluster.muster.muster`.
 
         Returns:
             What each says of itself.
@@ -152,7 +138,7 @@ class Coordinator:
         Raises:
             BringUpError: Some could not be reached, or refuse; the error lists all of them.
         """
-        self._wait(self._connect(addresses, timeout, patience, on_waiting))
+        self._wait(self._connect(peers, timeout, patience, on_waiting))
         return tuple(member.introduction for member in self.members)
 
     def bring_up(self, offers: Sequence[Offer], patience: float) -> dict[str, float]:
@@ -207,60 +193,26 @@ class Coordinator:
 
     async def _connect(
         self,
-        addresses: Sequence[Address],
+        peers: Sequence[tuple[str, Address]],
         timeout: float,
         patience: float,
         on_waiting: Callable[[Address], None],
     ) -> None:
-        until, hopeless = time.monotonic() + patience, asyncio.Event()
-        sessions = await asyncio.gather(
-            *(self._found(address, timeout, until, hopeless, on_waiting) for address in addresses),
-            return_exceptions=True,
+        sessions = await muster(
+            peers,
+            lambda address: self._dialled(address, self._introduction, timeout),
+            patience=patience,
+            on_waiting=on_waiting,
         )
-        found, failures = [], []
-        for stage, (address, session) in enumerate(zip(addresses, sessions, strict=True)):
-            if isinstance(session, Session):
-                found.append(Member(f"stage-{stage}", address, ControlChannel(session)))
-            elif isinstance(session, MlxcelError):
-                failures.append(_unconnected(f"stage-{stage}", address, session))
-            else:
-                raise session
-        self.members = tuple(found)
-        if failures:
-            raise BringUpError("connect", tuple(failures))
-        self._detector = FailureDetector(len(found), self._grace, time.monotonic())
-        for peer in range(len(found)):
+        self.members = tuple(
+            Member(name, address, ControlChannel(session))
+            for (name, address), session in zip(peers, sessions, strict=True)
+        )
+        self._detector = FailureDetector(len(peers), self._grace, time.monotonic())
+        for peer in range(len(peers)):
             self._start(self._hear(peer))
             self._start(self._ping(peer))
         self._start(self._watch())
-
-    async def _found(
-        self,
-        address: Address,
-        timeout: float,
-        until: float,
-        hopeless: asyncio.Event,
-        on_waiting: Callable[[Address], None],
-    ) -> Session:
-        """The control connection to the peer at ``address``, which may be about to start.
-
-        Where another peer can never be had, nobody waits for this one.
-        """
-        waiting = False
-        while True:
-            try:
-                return await self._dialled(address, self._introduction, timeout)
-            except Unreachable:
-                if hopeless.is_set() or time.monotonic() + RETRY_SECONDS >= until:
-                    raise
-            except MlxcelError:
-                hopeless.set()
-                raise
-            if not waiting:
-                on_waiting(address)
-                waiting = True
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(hopeless.wait(), RETRY_SECONDS)
 
     async def _dialled(
         self, address: Address, introduction: Introduction, timeout: float
@@ -390,19 +342,3 @@ class Coordinator:
                 self._lose(loss)
             if self._listener is not None:
                 self._listener.tick(now)
-
-
-def _unconnected(node: str, address: Address, error: MlxcelError) -> PeerFailure:
-    """Why a peer could not be connected to, without its address twice."""
-    text = f"{error.problem} {error.way_out}" if isinstance(error, DialError) else str(error)
-    return PeerFailure(node, str(address), _REASONS.get(type(error), "refused"), text)
-
-
-_REASONS: Mapping[type[MlxcelError], str] = {
-    Unreachable: "unreachable",
-    NotANode: "no peer",
-    VersionMismatch: "version",
-    SecretMismatch: "secret",
-    PeerFull: "busy",
-    DeadlineError: "silent",
-}

@@ -46,10 +46,10 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> str:
             f"The JSON schema has {len(text)} characters; {LONGEST_GRAMMAR} are allowed.",
             "Use a smaller one.",
         )
-    if (remainders := math.lcm(*_multiples(schema))) > MOST_REMAINDERS:
+    if math.lcm(*_multiples(schema)) > MOST_REMAINDERS:
         raise GrammarError(
-            f"The numbers of 'multipleOf' in the JSON schema have {remainders} as their least "
-            f"common multiple; {MOST_REMAINDERS} is allowed.",
+            f"The least common multiple of all 'multipleOf' in the JSON schema is above "
+            f"{MOST_REMAINDERS}.",
             "Use smaller ones.",
         )
     return _compiled(text)
@@ -62,7 +62,7 @@ def _multiples(schema: Mapping[str, Any]) -> Iterator[int]:
         match rest.pop():
             case dict() as found:
                 number = found.get("multipleOf")
-                if type(number) in (int, float) and math.isfinite(number):
+                if type(number) in (int, float):
                     yield int("".join(map(str, Decimal(str(number)).normalize().as_tuple().digits)))
                 rest += found.values()
             case list() as found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,15 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
-from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxcel.checkpoint.dtype import DtypeChoice
 from mlxcel.errors import UnsupportedError
 from mlxcel.family.batching import Batching
 from mlxcel.family.contract import Family
-from mlxcel.family.transformer import flat_parameters
 from mlxcel.partition.cache_bytes import cache_bytes
 from mlxcel.partition.profile import profile_checkpoint
 from mlxcel.plugins import Plugins
@@ -34,8 +30,7 @@ from mlxcel.testing.split import (
 )
 from mlxcel.testing.survey.configs import tiny_config
 from mlxcel.testing.survey.finding import Finding, served_by
-from mlxcel.testing.tiny.builder import quantize_in_place, write_weights
-from mlxcel.testing.tiny.recipe import draw
+from mlxcel.testing.survey.model import draw_model, write_model
 
 CHUNKED = Scene((17,), chunk=8, steps=2)
 RAGGED = Scene((17, 5, 11), steps=4)
@@ -56,7 +51,7 @@ def survey(architecture: str, plugins: Plugins) -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         try:
             config = tiny_config(architecture)
-            model = _drawn(architecture, config)
+            model = draw_model(architecture, config)
             _run(model)
         except (Exception, SystemExit) as error:
             return Finding(architecture, name, "none", _short(error))
@@ -74,13 +69,11 @@ def _problems(
     path: Path, model: nn.Module, config: Mapping[str, Any], family: Family
 ) -> Iterator[str]:
     """All that is not as it should be, plain and quantized."""
-    plain, packed = path / "plain", path / "packed"
-    write_weights(plain, flat_parameters(model), config, 1, "mlx")
+    plain = write_model(model, config, path / "plain")
     yield from check_split(plain, family, scenes=[CHUNKED])
     yield from _different(plain, family)
     yield from _unlike(plain, family)
-    settings = quantize_in_place(model, config, QUANTIZED, {})
-    write_weights(packed, flat_parameters(model), settings, 1, "mlx")
+    packed = write_model(model, config, path / "packed", quantize=QUANTIZED)
     yield from _different(packed, family)
 
 
@@ -111,23 +104,6 @@ def _unlike(path: Path, family: Family) -> Iterator[str]:
     scene = SCENES[family.batching(family.open(path).config)]
     chain = Chain(path, family, every_cut(path, family))
     yield from unlike_alone(chain, Whole(path, family), scene, TOLERANCE)
-
-
-def _drawn(architecture: str, config: Mapping[str, Any]) -> nn.Module:
-    """mlx-lm's model of ``config`` with drawn parameters, in float32."""
-    module = importlib.import_module(f"mlx_lm.models.{architecture}")
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(dict(config)))
-    bits = np.random.PCG64(0)
-    drawn = []
-    for path, value in sorted(flat_parameters(model).items()):
-        if mx.issubdtype(value.dtype, mx.floating):
-            shape = value.shape or (1,)
-            value = mx.array(draw(bits, f"model.{path}", shape, tied=False)).reshape(value.shape)
-        drawn.append((path, value))
-    model.update(tree_unflatten(drawn))
-    model.eval()
-    mx.eval(flat_parameters(model))
-    return model
 
 
 def _run(model: nn.Module) -> None:
