@@ -25,15 +25,17 @@ def test_bench_engine(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_bench_pipeline(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    """A case against mlx-lm and one against its batches give a table with their bounds."""
+    """A case against mlx-lm, one against its batches and one of peers give a table with bounds."""
     command = ["bench", "pipeline", "-m", str(tiny("llama")), "--pairs", "1", "--tokens", "6"]
-    only = ["--only", "decode, 1 stage, 1", "--only", "4 sequences, against batch"]
+    only = ["--only", "decode, 1 stage, 1", "--only", "stages, 4 sequences, against batch"]
+    only += ["--only", "2 peers, 4 sequences"]
     assert run([*command, *only]) == 0
     table = capsys.readouterr().out
     assert "| ≥ 0.97 |" in table
     assert "| ≥ 1.5 |" in table
+    assert "| ≥ 0.95 |" in table
     figures = r"\| \d+\.\d \| \d+\.\d \| \d+\.\d\d \| \d+\.\d\d-\d+\.\d\d \|"
-    assert len(re.findall(figures, table)) >= 2
+    assert len(re.findall(figures, table)) >= 3
 
 
 def test_every_case_has_a_name_of_its_own(tiny: Tiny) -> None:

@@ -104,7 +104,7 @@ def test_an_offer_that_can_be_met_gives_the_folder(
         ({"bytes": 1001}, "memory", "the stage needs 1001 bytes, and 1000 are free"),
         ({"start": 0}, "plan", "cannot be stage 1 of 2"),
         ({"start": 6}, "plan", "cannot be stage 1 of 2"),
-        ({"stop": 5}, "plan", "cannot be stage 1 of 2"),
+        ({"stop": 7}, "plan", "cannot be stage 1 of 2"),
         ({"stage": 2}, "plan", "cannot be stage 2 of 2"),
         ({"following": "10.0.0.4:1"}, "plan", "cannot be stage 1 of 2"),
         ({"topology": "nonsense"}, "plan", "it is no TOML"),

@@ -52,7 +52,10 @@ OTHERS = (
 NAMES = (*UNLIKE, *OTHERS)
 """A checkpoint of every family that has one; the others of :func:`names` are variants."""
 
-VARIANTS = tuple(name for name in checkpoints.names() if name not in NAMES)
+BROKEN = ("llama_untied_headless",)
+"""What no command accepts."""
+
+VARIANTS = tuple(name for name in checkpoints.names() if name not in (*NAMES, *BROKEN))
 SECONDS = 60.0
 
 

@@ -13,6 +13,7 @@ from mlxcel.engine.prefix_cache import PrefixCache
 from mlxcel.engine.sequence import Sequence, State
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings
+from mlxcel.family import Batching
 from mlxcel.family.caches import KVCacheKind
 from mlxcel.pipeline.operations import Copy, Extract, New, Release
 
@@ -136,3 +137,19 @@ def test_prompts_are_remembered_once_and_given_back() -> None:
     several = Job(50, door.slots[0], [sequence(1, 3), sequence(2, 31)], single.work)
     [(entry, kept)] = door.admission.remember(several)
     assert kept == Extract(entry.handle, 50, 1)
+
+
+def test_prompts_of_one_length() -> None:
+    """Where padding would get into a state, only prompts of one length share a job."""
+    limits = Limits(micro_batch=8).fitting(Batching.EQUAL)
+    jobs = Door(limits).admit(*(sequence(i, prompt) for i, prompt in enumerate((4, 4, 6, 4))))
+    assert rows(jobs) == [[0, 1], [2], [3]]
+
+
+def test_one_row_a_slot() -> None:
+    """A model that takes one sequence at a time gets slots of one row."""
+    limits = Limits(micro_batch=8).fitting(Batching.SINGLE)
+    door = Door(limits)
+    assert rows(door.admit(sequence(0), sequence(1), sequence(2))) == [[0], [1]]
+    assert door.members == [[0], [1]]
+    assert limits.fitting(Batching.PADDED) == limits

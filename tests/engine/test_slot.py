@@ -13,10 +13,12 @@ from mlxcel.engine.slot import (
     Work,
     credits_for,
     micro_batch_size,
+    micro_batches,
     prompt_work,
     token_tensor,
 )
 from mlxcel.errors import UsageError
+from mlxcel.family import Batching
 from mlxcel.pipeline.operations import Finalize, Merge, New, Prepare, Sampling, Trim
 
 SAMPLING = Sampling(temperature=0.5, seed=3)
@@ -131,3 +133,18 @@ def test_credits(prompts: int, stages: int, rows: int) -> None:
     credits = credits_for(prompts, stages, rows)
     assert credits * rows >= prompts
     assert credits >= stages
+
+
+@pytest.mark.parametrize(
+    ("batching", "groups"),
+    [
+        (Batching.PADDED, [[0, 1, 2], [3, 4]]),
+        (Batching.EQUAL, [[0, 1], [2], [3, 4]]),
+        (Batching.SINGLE, [[0], [1], [2], [3], [4]]),
+    ],
+)
+def test_who_shares_a_slot(batching: Batching, groups: list[list[int]]) -> None:
+    """Requests keep their order, and a slot has only rows that its model can run together."""
+    requests = [Request(i, (1,) * length, 5) for i, length in enumerate((4, 4, 2, 7, 7))]
+    found = micro_batches(requests, 3, batching)
+    assert [[request.index for request in group] for group in found] == groups

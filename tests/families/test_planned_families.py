@@ -1,4 +1,4 @@
-"""Families that can be planned but not run: what goes where, what a token touches, refusals."""
+"""Families as they are planned: what goes where, what a token touches, refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from mlxcel.checkpoint.config import ModelConfig, read_config
 from mlxcel.checkpoint.dtype import DtypeChoice
-from mlxcel.cli.main import run
 from mlxcel.errors import CheckpointError, UnsupportedError
 from mlxcel.family import Family, Part, Place
 from mlxcel.family.choose import choose_family
@@ -290,18 +289,3 @@ def test_what_no_profile_fits(tmp_path: Path, plugins: Plugins, model_type: str,
     for ask in (family.shapes, family.caches):
         with pytest.raises(UnsupportedError, match=f"{key}.*folder that holds the weights"):
             list(ask(config))
-
-
-# Running them
-
-
-@pytest.mark.parametrize(
-    ("model_type", "name"), [("phimoe", "generic:phimoe"), ("exaone_moe", "generic:exaone_moe")]
-)
-def test_generate_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str, name: str
-) -> None:
-    """generate names the family and says that it can be planned."""
-    path = write_headers(tmp_path, BY_TYPE[model_type])
-    assert run(["generate", "-m", str(path), "-p", "abc"]) == 2
-    assert f"The family '{name}' can be planned but not run yet." in capsys.readouterr().err

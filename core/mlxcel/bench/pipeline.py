@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from mlxcel.bench.clustered import clustered
 from mlxcel.bench.pairs import Comparison, compare
 from mlxcel.bench.subjects import Copies, Subject, reference, staged
 from mlxcel.bench.timing import decode_rate, prefill_rate
@@ -80,6 +81,7 @@ def wheel_cases(folder: Path, long: int, even: str) -> list[Case]:
     chunked_even = mlxcel(folder, layers=even, chunk=PREFILL_CHUNK)
     threads = mlxcel(folder, size=2, workers="thread")
     alone, uneven = mlxcel(folder, size=2, rows=1), mlxcel(folder, layers=even)
+    remote = peers(folder)
     return [
         Case("two copies of mlx-lm, against one (the machine's limit)", single, copies, 1, SHORT),
         Case("decode, 1 stage, 1 sequence, against mlx-lm", single, one, 1, SHORT, "≥ 0.97"),
@@ -91,6 +93,10 @@ def wheel_cases(folder: Path, long: int, even: str) -> list[Case]:
         Case("the same, stages as threads, against batch", batch, threads, 4, SHORT),
         Case("prefill, 2 stages, even cut", single, chunked_even, 1, long, "≥ 1.6", True),
         Case("prefill, 2 stages, decode-balanced cut", single, chunked, 1, long, "≥ 1.4", True),
+        Case(
+            "decode, 2 peers, 4 sequences, against 2 local stages", two, remote, 4, SHORT, "≥ 0.95"
+        ),
+        Case("decode, 2 peers, 1 sequence, against mlx-lm", single, remote, 1, SHORT, "≥ 0.9"),
     ]
 
 
@@ -134,6 +140,11 @@ def mlx_lm(folder: Path, *, batch: bool = False, copies: int = 1) -> Opener:
 def mlxcel(folder: Path, **options: Any) -> Opener:
     """Opens a pipeline; the options are those of :func:`mlxcel.bench.subjects.staged`."""
     return lambda stack: stack.enter_context(staged(folder, **options))
+
+
+def peers(folder: Path, **options: Any) -> Opener:
+    """Opens a cluster; the options are those of :func:`mlxcel.bench.clustered.clustered`."""
+    return lambda stack: stack.enter_context(clustered(folder, **options))
 
 
 def run(chosen: Sequence[Case], settings: Settings) -> Iterator[Row]:

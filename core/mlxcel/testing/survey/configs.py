@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import pkgutil
 import typing
 from collections.abc import Iterator, Mapping
@@ -304,15 +305,11 @@ _BY_TYPE: Mapping[Any, Any] = {int: 4, float: 1.0, bool: False, str: "silu"}
 
 def architectures() -> tuple[str, ...]:
     """The names of mlx-lm's model modules that are models, helpers left out."""
-    import mlx_lm.models
-
-    return tuple(
-        sorted(
-            name
-            for _, name, _ in pkgutil.iter_modules(mlx_lm.models.__path__)
-            if name not in _HELPERS
-        )
-    )
+    spec = importlib.util.find_spec("mlx_lm")  # which imports nothing
+    assert spec is not None and spec.submodule_search_locations is not None
+    folders = [f"{folder}/models" for folder in spec.submodule_search_locations]
+    names = (name for _, name, _ in pkgutil.iter_modules(folders))
+    return tuple(sorted(name for name in names if name not in _HELPERS))
 
 
 _HELPERS = frozenset(

@@ -26,6 +26,13 @@ _BASE = {
     "tie_word_embeddings": False,
 }
 
+_SLIDING = {
+    **_BASE,
+    "rope_theta": 1e6,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}
+
 _TIED_SEED = "llama_tied:10"
 
 
@@ -51,14 +58,10 @@ RECIPES = (
         },
         seed="llama:8",
     ),
+    Recipe("llama_sliding", _SLIDING, seed="llama_sliding:4"),
     Recipe(
-        "llama_sliding",
-        {
-            **_BASE,
-            "rope_theta": 1e6,
-            "sliding_window": 8,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-        },
+        "mistral",
+        {**_SLIDING, "model_type": "mistral", "architectures": ["MistralForCausalLM"]},
         seed="llama_sliding:4",
     ),
     Recipe("llama_tied", {**_BASE, "tie_word_embeddings": True}, seed=_TIED_SEED),

@@ -22,7 +22,7 @@ from mlxcel.family.caches import (
     StateCacheKind,
 )
 from mlxcel.family.transformer import Cache
-from mlxcel_family_generic.probe import find_layers, watch
+from mlxcel_family_generic.probe import find_layers, refusing, watch
 from mlxcel_family_generic.stage import GenericStage
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def _describe(config: ModelConfig) -> Description | UnsupportedError:
     model = GenericStage.build_model(config)
     slots = make_prompt_cache(model)
     try:
-        watched = watch(model, *find_layers(model), lambda: copy.deepcopy(slots))
+        with refusing(config.model_type):
+            watched = watch(model, *find_layers(model), lambda: copy.deepcopy(slots))
     except UnsupportedError as error:
         return error
     kinds = [None if slot is None else _kind(watched.caches[slot]) for slot in watched.slots]

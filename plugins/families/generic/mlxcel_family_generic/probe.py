@@ -44,6 +44,27 @@ class Watched:
     h: mx.array
 
 
+class CannotSplit(Exception):
+    """Why a model cannot be split."""
+
+
+@contextmanager
+def refusing(model_type: str) -> Iterator[None]:
+    """Within it, what cannot be split is refused by the name of its architecture.
+
+    Raises:
+        UnsupportedError: It cannot.
+    """
+    try:
+        yield
+    except CannotSplit as reason:
+        raise UnsupportedError(
+            f"A {model_type} model cannot be split safely: {reason}.",
+            "Run it in one piece with mlx-lm, or write a family plugin for it "
+            "(docs/plugin-api.md).",
+        ) from reason
+
+
 @attrs.define
 class _Pass:
     """What happened in one pass: the calls of the layers, and the modules used around them."""
@@ -88,20 +109,20 @@ def watch(
     """Watch passes of ``model``, whose layers are the list ``layers_name`` of ``inner``.
 
     Raises:
-        UnsupportedError: More than hidden states pass from layer to layer, or the layers are not
+        CannotSplit: More than hidden states pass from layer to layer, or the layers are not
             called one after the other.
     """
     first, caches = _watched(model, inner, layers_name, make_caches(), token=0)
     second, again = _watched(model, inner, layers_name, make_caches(), token=1)
     count = len(inner[layers_name])
     if [call.layer for call in first.calls] != list(range(count)):
-        raise refusal("its layers are not called one after the other, each once")
+        raise CannotSplit("its layers are not called one after the other, each once")
     if foreign := {type(c).__name__ for c in caches if not hasattr(type(c), "merge")}:
-        raise refusal(f"its caches cannot be batched ({', '.join(sorted(foreign))})")
+        raise CannotSplit(f"its caches cannot be batched ({', '.join(sorted(foreign))})")
     slots = tuple(_slot_of(call, caches) for call in first.calls)
     own = [slot for slot in slots if slot is not None]
     if len(own) != len(set(own)):
-        raise refusal("some of its layers share a cache")
+        raise CannotSplit("some of its layers share a cache")
     for index, call in enumerate(first.calls):
         _check(call, first.calls[index - 1] if index else None)
         _check_others(call, call.others(caches), second.calls[index].others(again))
@@ -113,14 +134,14 @@ def find_layers(model: nn.Module) -> tuple[nn.Module, str]:
     """The module inside ``model`` that owns the list of layers, and what it calls that list.
 
     Raises:
-        UnsupportedError: The layers are not one list.
+        CannotSplit: The layers are not one list.
     """
     every = [id(layer) for layer in model.layers]
     for _, module in model.named_modules():
         for name, value in module.items():
             if isinstance(value, list) and list(map(id, value)) == every:
                 return cast(nn.Module, module), name
-    raise refusal("its layers are not one list")
+    raise CannotSplit("its layers are not one list")
 
 
 def _watched(
@@ -130,10 +151,10 @@ def _watched(
     with _eavesdropping(model, inner, layers_name, seen):
         try:
             model(mx.full((1, LENGTH), token, dtype=mx.int32), cache=list(caches))
-        except UnsupportedError:
+        except CannotSplit:
             raise
         except Exception as error:
-            raise refusal(f"its forward pass cannot be followed ({error!s:.200})") from error
+            raise CannotSplit(f"its forward pass cannot be followed ({error!s:.200})") from error
     return seen, caches
 
 
@@ -141,18 +162,18 @@ def _check(call: _Call, previous: _Call | None) -> None:
     """Hidden states go into the layer as the one before gave them, and nothing else comes out."""
     name, h = call.hidden()
     if not name:
-        raise refusal(f"layer {call.layer} is given no hidden states")
+        raise CannotSplit(f"layer {call.layer} is given no hidden states")
     if not isinstance(call.out, mx.array) or call.out.shape != h.shape:
-        raise refusal(f"layer {call.layer} hands on more than hidden states")
+        raise CannotSplit(f"layer {call.layer} hands on more than hidden states")
     if previous is not None and h is not previous.out:
-        raise refusal(f"hidden states change between layers {call.layer - 1} and {call.layer}")
+        raise CannotSplit(f"hidden states change between layers {call.layer - 1} and {call.layer}")
 
 
 def _check_others(call: _Call, one: dict[str, Any], two: dict[str, Any]) -> None:
     """Masks and positions are the same whatever the tokens and hidden states are."""
     for name, value in one.items():
         if not _is_same(value, two.get(name)):
-            raise refusal(
+            raise CannotSplit(
                 f"layer {call.layer} is given more than hidden states, a mask and positions "
                 f"(its argument {name})"
             )
@@ -175,14 +196,6 @@ def _slot(value: Any, caches: Sequence[Cache]) -> int | None:
     return next((slot for slot, cache in enumerate(caches) if cache is value), None)
 
 
-def refusal(reason: str) -> UnsupportedError:
-    """Why a model cannot be split, and what to do instead."""
-    return UnsupportedError(
-        f"This architecture cannot be split safely: {reason}.",
-        "Run it in one piece with mlx-lm, or write a family plugin for it (docs/plugin-api.md).",
-    )
-
-
 @contextmanager
 def _eavesdropping(
     model: nn.Module, inner: nn.Module, layers_name: str, seen: _Pass
@@ -199,7 +212,7 @@ def _eavesdropping(
             return out
 
         def part(*args: Any, **kwargs: Any) -> Any:
-            raise refusal(f"parts of layer {index} are used without the others")
+            raise CannotSplit(f"parts of layer {index} are used without the others")
 
         return stand_in(layers[index], call, part)
 

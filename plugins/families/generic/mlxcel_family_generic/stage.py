@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxcel.family.transformer import Cache, Mask, Payload, TransformerStage
-from mlxcel_family_generic.probe import LENGTH, ends, find_layers, refusal, watch
+from mlxcel_family_generic.probe import LENGTH, CannotSplit, ends, find_layers, refusing, watch
 from mlxcel_family_generic.stand_in import stand_in
 
 
@@ -50,8 +50,9 @@ class GenericStage(TransformerStage):
     def __init__(self, model: nn.Module, start: int, stop: int) -> None:
         self._foreign = Foreign()
         self._stand_ins = [stand_in(layer, self._foreign.layer) for layer in model.layers]
-        super().__init__(model, start, stop)
-        self._check()
+        with refusing(getattr(model, "model_type", "generic")):
+            super().__init__(model, start, stop)
+            self._check()
 
     def find_inner(self, text: nn.Module) -> nn.Module:
         """The module that owns the list of layers."""
@@ -154,7 +155,7 @@ class GenericStage(TransformerStage):
             if self.last:
                 self.logits(h)
         except Exception as error:
-            raise refusal(f"a stage of it cannot run by itself ({error!s:.200})") from error
+            raise CannotSplit(f"a stage of it cannot run by itself ({error!s:.200})") from error
 
 
 def _count(cache: Cache, rows: int, length: int) -> None:
