@@ -373,6 +373,20 @@ class WorkerDied(MlxcelError):
 
 
 @attrs.define(eq=False)
+class PeerWorkerDied(MlxcelError):
+    """A peer's worker is gone without a word, as its supervisor says; it starts another."""
+
+    pid: int
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"its worker process {self.pid} died: {self.how}. "
+            f"If it was killed for want of memory, use more stages."
+        )
+
+
+@attrs.define(eq=False)
 class WorkerSilent(MlxcelError):
     """A stage's process that exists and gives no sign of life; ``seconds`` is for how long."""
 
@@ -538,8 +552,9 @@ class BringUpError(MlxcelError):
     failures: tuple[PeerFailure, ...]
 
     def __str__(self) -> str:
-        said = "; ".join(map(str, self.failures)) or "it was interrupted"
-        return f"the cluster did not come up ({self.phase}), nothing was started. {said}"
+        said = "; ".join(str(failure).rstrip(" .") for failure in self.failures)
+        said = said or "it was interrupted"
+        return f"the cluster did not come up ({self.phase}), nothing was started. {said}."
 
 
 @attrs.define(eq=False)
@@ -555,8 +570,8 @@ class PeerLost(MlxcelError):
 
     def __str__(self) -> str:
         return (
-            f"{self.node} @ {self.address} is lost: {self.what}. What was running is lost with "
-            f"it; see to that node, then start the coordinator again."
+            f"{self.node} @ {self.address} is lost: {self.what.rstrip('.')}. What was running is "
+            f"lost with it; see to that node, then start the coordinator again."
         )
 
 

@@ -121,3 +121,18 @@ def test_steps_without_work_count_for_no_stage() -> None:
     path = Path()
     path.submitted(0.0, work=False)
     assert path.stuck(10.1) == "2-engine"
+
+
+def test_who_was_away_is_named_when_a_peer_hangs_up() -> None:
+    """Peers give up a coordinator that stood still; when it goes on, they are not to blame."""
+    detector = FailureDetector(3, grace=4.0, now=0.0)
+    list(detector.check(1.0))
+    at_once = detector.hung_up(0, "it closed", 9.0)
+    assert at_once == Loss(
+        0, "it closed, after this node had stood still for 8.0 s (stopped, or asleep)"
+    )
+    list(detector.check(9.1))
+    soon = detector.hung_up(1, "it closed", 9.2)
+    assert soon is not None and "this node had stood still for 8.1 s" in soon.what
+    list(detector.check(10.0))
+    assert detector.hung_up(2, "it closed", 14.0) == Loss(2, "it closed"), "much later"

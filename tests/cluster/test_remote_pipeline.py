@@ -173,6 +173,21 @@ def test_a_link_that_carries_nothing(scripted_peers: Any) -> None:
         go.set()
 
 
+def test_a_data_link_that_breaks(scripted_peers: Any) -> None:
+    """Stages whose links close one after the other say so; the first to say it is named."""
+    peers = scripted_peers(3)
+    with brought_up(peers) as pipeline:
+        go = blocked(pipeline, peers, 2)
+        for stage, link in ((1, "the link 0-1"), (0, "the link 0-1"), (2, "the link 1-2")):
+            peers[stage].say(Reported("s", Ended(stage, 0.0, None, None, f"{link} is closed.")))
+        pipeline._close_links("stage 0 has ended")
+        error = answer_or_error(pipeline)
+        assert isinstance(error, PeerLost)
+        assert error.node == "stage-1"
+        assert "the link 0-1 is closed" in error.what
+        go.set()
+
+
 def test_nothing_is_lost_after_the_end(scripted_peers: Any) -> None:
     """A peer that goes when all have been released is no failure."""
     peers = scripted_peers(2)

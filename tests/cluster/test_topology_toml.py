@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -283,3 +284,22 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         write_topology(folder, EMITTED)
     assert caught.value.path == folder
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    """A link to the file, perhaps into a repository, is written through."""
+    link, file = tmp_path / "cluster.toml", tmp_path / "kept" / "cluster.toml"
+    link.symlink_to(file)
+    write_topology(link, EMITTED)
+    assert link.is_symlink()
+    assert file.read_text() == EMITTED
+
+
+def test_a_device_is_never_replaced(tmp_path: Path) -> None:
+    """What is no file, such as a pipe or /dev/null, is refused and stays what it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileError, match="it is no file"):
+        write_topology(pipe, EMITTED)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +103,15 @@ def test_errors_travel_as_words(pair: Pair) -> None:
     assert isinstance(failed.error, WorkerFailed)
     assert (failed.stage, failed.error.kind, failed.error.exit_code) == (3, "CheckpointError", 1)
     assert str(failed.error) == "stage 3: model: is damaged. Download it again."
+
+
+def test_an_error_that_is_passed_on_stays_as_it_was(pair: Pair) -> None:
+    """A supervisor that tells on what its worker said adds no words of its own."""
+    said = WorkerFailed(3, "CheckpointError", "model: is damaged. Download it again.", 2)
+    send_control(pair[0], Failed(3, said))
+    failed = receive_control(pair[1])
+    assert isinstance(failed, Failed) and isinstance(failed.error, WorkerFailed)
+    assert attrs.astuple(failed.error) == attrs.astuple(said)
 
 
 def test_foreign_errors_say_their_type(pair: Pair) -> None:

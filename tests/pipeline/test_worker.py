@@ -183,7 +183,8 @@ def test_the_executor_is_closed_once(stop: bool) -> None:
     reports: list[Report] = []
     run_stage(FIRST, lambda spec: executor, inbox, outbox, reports.append)
     assert executor.closed == 1
-    assert reports[-1] == Ended(0, 0.0, None, None)
+    cut = "" if stop else "in is closed: the engine is gone"
+    assert reports[-1] == Ended(0, 0.0, None, None, cut)
     with pytest.raises(ChannelClosed):
         inbox.send(Stop())
 

@@ -170,6 +170,7 @@ def _backend(args: argparse.Namespace) -> MakeBackend:
         by=args.pp_balance,
         weights=args.weights,
         fast_blas=blas.fast,
+        mirrors=args.allow_mirrored_kv,
     )
     if not model.tokenizer.has_chat_template:
         raise UsageError(

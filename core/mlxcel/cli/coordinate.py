@@ -167,6 +167,7 @@ def plan_wishes(args: argparse.Namespace) -> Wishes:
         kv_budget=kv_budget(args),
         context=args.ctx_size or CONTEXT,
         chunk=args.prefill_chunk_size,
+        mirrors=args.allow_mirrored_kv,
     )
 
 

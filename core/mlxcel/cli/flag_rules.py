@@ -56,6 +56,12 @@ RULES = (
         "nodes with --distributed-config and --node-id.",
     ),
     Rule(
+        ("--allow-mirrored-kv",),
+        LOCAL + COORDINATOR + ("peer-manual",),
+        "the coordinator divides the layers",
+        "Give it to the coordinator.",
+    ),
+    Rule(
         ("--blas",),
         LOCAL + PEER,
         "a coordinator computes nothing",

@@ -133,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         by=args.pp_balance,
         weights=args.weights,
         fast_blas=blas.fast,
+        mirrors=args.allow_mirrored_kv,
     )
     requests = _requests(args, model, _prompts(args))
     stages = len(model.plan.stages)

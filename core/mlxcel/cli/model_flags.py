@@ -20,6 +20,12 @@ def add_stage_flags(group: argparse._ActionsContainer) -> None:
         choices=["bytes", "time", "time:prefill"],
         help="what automatic stages have equal shares of (bytes)",
     )
+    group.add_argument(
+        "--allow-mirrored-kv",
+        action="store_true",
+        help="let stages keep copies of earlier ones' caches where layers share them, so that "
+        "more cuts are legal",
+    )
 
 
 def add_type_flags(group: argparse._ActionsContainer) -> None:

@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         by=args.pp_balance,
         workload=workload,
         limits=limits,
+        mirrors=args.allow_mirrored_kv,
     )
     report = PartitionQualityReport(plan.stages, plan.profile.groups)
     warnings = [*checkpoint.notices, *oddities(checkpoint)]

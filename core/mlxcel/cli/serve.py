@@ -168,6 +168,7 @@ def run_local(args: argparse.Namespace) -> int:
             by=args.pp_balance,
             weights=args.weights,
             fast_blas=blas.fast,
+            mirrors=args.allow_mirrored_kv,
         )
         for notice in (*model.notices, blas.notice):
             print(notice, file=sys.stderr)

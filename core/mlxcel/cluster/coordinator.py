@@ -289,7 +289,7 @@ class Coordinator:
             why = "its process has closed the connection"
         except MlxcelError as error:
             why = str(error)
-        self._lose(self._detector.lose(peer, why))
+        self._lose(self._detector.hung_up(peer, why, time.monotonic()))
 
     def _take(self, peer: int, message: Any) -> None:
         member, now = self.members[peer], time.monotonic()

@@ -49,6 +49,7 @@ class FailureDetector:
     def __init__(self, peers: int, grace: float, now: float) -> None:
         self._grace = grace
         self._checked = now
+        self._absence = (now, 0.0)  # when it ended, and its seconds
         self._watches = [_Watch(now) for _ in range(peers)]
 
     def heard(self, peer: int, now: float, worker_silent: float | None = None) -> Loss | None:
@@ -70,9 +71,20 @@ class FailureDetector:
         watch.lost = True
         return Loss(peer, what)
 
+    def hung_up(self, peer: int, how: str, now: float) -> Loss | None:
+        """The peer's connection has ended; it does that, too, if this process was away too long."""
+        ended, away = self._absence
+        if (unseen := now - self._checked) > self._grace:
+            ended, away = now, unseen
+        if away > self._grace and now - ended < self._grace:
+            how += f", after this node had stood still for {away:.1f} s (stopped, or asleep)"
+        return self.lose(peer, how)
+
     def check(self, now: float) -> Iterator[Loss]:
         """Those who have been silent for too long."""
         asleep = max(0.0, now - self._checked - self._grace / 2)
+        if asleep:
+            self._absence = (now, now - self._checked)
         self._checked = now
         for peer, watch in enumerate(self._watches):
             watch.heard += asleep

@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import attrs
+
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.session import Session
 from mlxcel.errors import (
@@ -89,5 +91,11 @@ async def muster(
 
 def _failure(name: str, address: Address, error: MlxcelError) -> PeerFailure:
     """Why a peer could not be connected to, without its address twice."""
-    text = f"{error.problem} {error.way_out}" if isinstance(error, DialError) else str(error)
+    match error:
+        case DialError():
+            text = f"{error.problem} {error.way_out}"
+        case DeadlineError():
+            text = str(attrs.evolve(error, peer="it"))
+        case _:
+            text = str(error)
     return PeerFailure(name, str(address), _REASONS.get(type(error), "refused"), text)

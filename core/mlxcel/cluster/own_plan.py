@@ -43,5 +43,6 @@ def own_digest(
         by=wishes.by,
         workload=workload,
         limits=limits,
+        mirrors=wishes.mirrors,
     )
     return plan_digest(offer.identity, offer.family, [stage.layer_range for stage in plan.stages])

@@ -48,7 +48,7 @@ from mlxcel.cluster.session import Session
 from mlxcel.cluster.sockets import hang_up
 from mlxcel.cluster.topology_toml import parse_topology, write_topology
 from mlxcel.cluster.worker_process import FromStage, WorkerProcess
-from mlxcel.errors import ChannelClosed, MlxcelError, WorkerDied
+from mlxcel.errors import ChannelClosed, MlxcelError, PeerWorkerDied
 from mlxcel.pipeline.control import DataSocket, Job
 from mlxcel.plugins import Plugins
 from mlxcel.stage.contract import StageSpec
@@ -229,8 +229,7 @@ class Peer:
         self._do(self.state.reported(report))
 
     def _mourn(self, pid: int, how: str) -> None:
-        if (offer := self.state.offer) is not None:
-            self._do(self.state.failed(WorkerDied(offer.stage, pid, how)))
+        self._do(self.state.failed(PeerWorkerDied(pid, how)))
 
     # What is done.
 

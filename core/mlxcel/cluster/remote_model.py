@@ -44,6 +44,7 @@ class Wishes:
     kv_budget: int | None = None
     context: int = CONTEXT
     chunk: int = 512
+    mirrors: bool = False
 
 
 def plan_remotely(
@@ -82,6 +83,7 @@ def plan_remotely(
             by=wishes.by,
             workload=workload,
             limits=limits,
+            mirrors=wishes.mirrors,
         )
     except MemoryBudgetError as error:
         raise attrs.evolve(

@@ -13,7 +13,7 @@ from mlxcel.cluster.coordinator import Coordinator
 from mlxcel.cluster.heartbeat import DataPath
 from mlxcel.engine.model import Model
 from mlxcel.engine.started import started
-from mlxcel.errors import ChannelClosed, MlxcelError, PeerLost
+from mlxcel.errors import ChannelClosed, MlxcelError, PeerLost, WorkerFailed
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.report import Beat, Ended, Failed, Report
@@ -57,6 +57,7 @@ class RemotePipeline(WorkerPipeline):
         self._path = DataPath(self.count, DATA_GRACES * grace)
         self._ended_stages: set[int] = set()
         self._lost: PeerLost | None = None
+        self._cut: tuple[int, str] | None = None
         self._given_up = False
         self._changed = threading.Condition()
 
@@ -100,11 +101,16 @@ class RemotePipeline(WorkerPipeline):
         match report:
             case Failed(_, error):
                 member = self._coordinator.members[stage]
-                self.lost(stage, PeerLost(member.node, str(member.address), str(error)))
-            case Ended(_, busy, first, last):
-                self.reports.put(Ended(stage, busy, _ours(first, ahead), _ours(last, ahead)))
+                words = error.text if isinstance(error, WorkerFailed) else str(error)
+                self.lost(stage, PeerLost(member.node, str(member.address), words))
+            case Ended(_, _, first, last, cut):
+                self.reports.put(
+                    attrs.evolve(report, first=_ours(first, ahead), last=_ours(last, ahead))
+                )
                 with self._changed:
                     self._ended_stages.add(stage)
+                    if cut and self._cut is None:
+                        self._cut = (stage, cut)  # the others end because of this one
                     self._changed.notify_all()
             case Beat(hops=hops):
                 self._path.beat(stage, report.busy, report.steps, time.monotonic())
@@ -174,8 +180,13 @@ class RemotePipeline(WorkerPipeline):
             return cause
         if self._lost is not None:
             return self._lost
-        member = self._coordinator.members[0 if closed.name.startswith("engine") else -1]
-        return PeerLost(member.node, str(member.address), str(closed))
+        if self._cut is not None:
+            stage, cut = self._cut
+            what = f"a data link of it is broken, though it answers ({cut})"
+        else:
+            stage, what = 0 if closed.name.startswith("engine") else self.count - 1, str(closed)
+        member = self._coordinator.members[stage]
+        return PeerLost(member.node, str(member.address), what)
 
 
 @contextmanager

@@ -64,17 +64,22 @@ def emit_topology(topology: Topology) -> str:
 def write_topology(path: Path, text: str) -> None:
     """Put ``text`` into the file ``path``, making its folder if need be.
 
+    The file is replaced at once. A link stays one, and a device is never replaced by a file.
+
     Raises:
         FileError: It cannot be written; the file is as it was.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not target.is_file():
+            raise OSError("it is no file")
+        target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("w", encoding="utf-8", newline="\n") as opened:
             opened.write(text)
             opened.flush()
             os.fsync(opened.fileno())
-        part.replace(path)
+        part.replace(target)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()

@@ -33,17 +33,26 @@ def open_model(
     by: BalanceBy = "bytes",
     weights: str = "auto",
     fast_blas: bool = False,
+    mirrors: bool = False,
 ) -> Model:
     """The model at ``path``, planned for stages on this machine.
 
     Args:
         fast_blas: Whether the stages will multiply with a fast BLAS.
-        dtype, size, layers, by, weights: See :func:`mlxcel.engine.model.plan_model`, also for
+        dtype, size, layers, by, weights, mirrors: See :func:`mlxcel.engine.model.plan_model`, also for
             what it raises.
     """
     machine = Machine(_device(), fast_blas, available_memory())
     return plan_model(
-        path, plugins, machine, dtype=dtype, size=size, layers=layers, by=by, weights=weights
+        path,
+        plugins,
+        machine,
+        dtype=dtype,
+        size=size,
+        layers=layers,
+        by=by,
+        weights=weights,
+        mirrors=mirrors,
     )
 
 

@@ -125,6 +125,7 @@ def plan_model(
     weights: str = "auto",
     workload: Workload | None = None,
     limits: MemoryLimits | None = None,
+    mirrors: bool = False,
 ) -> Model:
     """Read headers, choose family, dtype and stages; refuse what cannot run.
 
@@ -132,7 +133,7 @@ def plan_model(
 
     Args:
         dtype, size, layers, by, weights: As the flags of ``mlxcel generate``.
-        workload, limits: See :func:`mlxcel.partition.plan.make_plan`.
+        workload, limits, mirrors: See :func:`mlxcel.partition.plan.make_plan`.
 
     Raises:
         CheckpointError: The folder does not hold a readable checkpoint and tokenizer.
@@ -170,6 +171,7 @@ def plan_model(
             by=by,
             workload=workload,
             limits=limits,
+            mirrors=mirrors,
         )
         return choice, mode, plan
 

@@ -276,7 +276,7 @@ def kv_managers(
     return [
         StageKVManager(
             stage.stage_index,
-            kinds[stage.layer_range.start : stage.layer_range.stop],
+            [kinds[layer] for layer in (*stage.mirrors, *stage.layer_range)],
             budget,
             itemsize=itemsize,
             chunk=settings.limits.chunk,

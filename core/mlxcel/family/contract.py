@@ -56,11 +56,16 @@ _NEVER_READ = frozenset(  # other towers, and draft layers for multi-token predi
 
 @attrs.frozen
 class LayerAdjacencyGroup:
-    """Layers ``start`` to ``end`` (half-open) that must share a stage, and why."""
+    """Layers ``start`` to ``end`` (half-open) that must share a stage, and why.
+
+    ``mirrorable``: a cut within works too, if the last layer's stage is sent what the first one
+    puts into its cache, and keeps a mirror of it.
+    """
 
     start: int
     end: int
     reason: str
+    mirrorable: bool = False
 
     def cut_by(self, boundary: int) -> bool:
         """Whether a stage that begins at layer ``boundary`` would divide this group."""

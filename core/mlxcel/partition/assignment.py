@@ -15,7 +15,8 @@ class StageAssignment:
 
     ``layer_range`` is half-open. ``device_id`` is the node's id in the cluster's TOML, or
     ``local-stage-<i>`` within one process. ``estimated_memory_bytes`` are the weights alone,
-    ``kv_bytes`` the caches of as many tokens as the plan is made for.
+    ``kv_bytes`` the caches of as many tokens as the plan is made for, ``mirrors`` the layers of
+    earlier stages whose caches are among them.
     """
 
     stage_index: int
@@ -25,6 +26,7 @@ class StageAssignment:
     has_lm_head: bool
     estimated_memory_bytes: int
     kv_bytes: int = 0
+    mirrors: tuple[int, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -51,7 +53,10 @@ def assign(
             has_embedding=stage == 0,
             has_lm_head=stage == last,
             estimated_memory_bytes=_memory(profile, layers, stage == 0, stage == last),
-            kv_bytes=sum(profile.layers[layer].kv_bytes for layer in layers),
+            kv_bytes=sum(
+                profile.layers[layer].kv_bytes for layer in (*profile.mirrored(layers), *layers)
+            ),
+            mirrors=profile.mirrored(layers),
         )
         for stage, (layers, device_id) in enumerate(zip(ranges, device_ids, strict=True))
     )

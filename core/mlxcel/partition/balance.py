@@ -50,9 +50,10 @@ def balance(
     loads = _totals(layer_loads(profile, by), bounds)
     memory = _totals(layer_memory(profile, stages), bounds)
     unlimited = int(memory[-1])
-    limits = [
-        unlimited if budget is None else budget
-        for _, budget in zip(range(stages), budgets or [None] * stages, strict=True)
+    mirrors = sum(profile.layers[layer].kv_bytes for layer in {g.start for g in profile.mirrors})
+    limits = [  # as if every later stage mirrored all there is
+        unlimited if budget is None else budget - (mirrors if stage else 0)
+        for stage, budget in zip(range(stages), budgets or [None] * stages, strict=True)
     ]
     if places := solve(loads, memory, limits):
         return _ranges(places, bounds)
@@ -60,8 +61,10 @@ def balance(
     more = shortfall(memory, limits)
     closest = solve(memory, memory, [limit + more for limit in limits])
     assert closest is not None
-    error = overrun(assign(profile, _ranges(closest, bounds)), budgets, best=True)
-    assert error is not None
+    ranges = _ranges(closest, bounds)
+    error = overrun(assign(profile, ranges), budgets, best=True)
+    if error is None:  # not all mirrors are needed
+        return ranges
     raise error
 
 

@@ -39,6 +39,7 @@ def make_plan(
     by: BalanceBy = "bytes",
     workload: Workload | None = None,
     limits: MemoryLimits | None = None,
+    mirrors: bool = False,
 ) -> Plan:
     """Cut a model into stages; nothing is loaded.
 
@@ -49,6 +50,7 @@ def make_plan(
         by: What the balancer evens out.
         workload: The tokens whose caches count against the limits; None counts no caches.
         limits: The memory of the stages; None does not limit it.
+        mirrors: Whether stages may mirror caches of earlier ones, so that more cuts are legal.
 
     Raises:
         CheckpointError: config.json and the weight files contradict each other.
@@ -60,6 +62,8 @@ def make_plan(
     """
     check_consistency(checkpoint, family)
     profile = profile_checkpoint(checkpoint, family, dtype, dequantize=dequantize)
+    if mirrors:
+        profile = profile.with_mirrors()
     if workload is not None:
         itemsize = activation_bytes(checkpoint, dtype)
         caches = family.caches(checkpoint.config)

@@ -50,6 +50,8 @@ class ModelProfile:
         groups: The layers that must share a stage.
         shared_bytes: The bytes counted for the embedding *and* for the head, because the two
             are tied; one stage that holds both ends holds them once.
+        mirrors: Groups that may be divided: whoever then holds the last layer of one without the
+            first holds a mirror of the first one's cache.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -59,6 +61,7 @@ class ModelProfile:
     head_work: int = 0
     groups: tuple[LayerAdjacencyGroup, ...] = ()
     shared_bytes: int = 0
+    mirrors: tuple[LayerAdjacencyGroup, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -72,6 +75,19 @@ class ModelProfile:
         return attrs.evolve(
             self, layers=tuple(attrs.evolve(layer, kv_bytes=size) for layer, size in layers)
         )
+
+    def with_mirrors(self) -> ModelProfile:
+        """The same profile, where mirrors may take the place of adjacency."""
+        return attrs.evolve(
+            self,
+            groups=tuple(group for group in self.groups if not group.mirrorable),
+            mirrors=tuple(group for group in self.groups if group.mirrorable),
+        )
+
+    def mirrored(self, layers: range) -> tuple[int, ...]:
+        """The layers before ``layers`` whose caches a stage of these mirrors, ascending."""
+        groups = (group for group in self.mirrors if group.start < layers.start)
+        return tuple(sorted({group.start for group in groups if group.end - 1 in layers}))
 
 
 def profile_checkpoint(

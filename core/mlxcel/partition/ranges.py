@@ -102,11 +102,16 @@ def _check_cut(cut: int, num_layers: int, groups: Sequence[LayerAdjacencyGroup])
     nearest = [max((c for c in legal if c < cut), default=None)]
     nearest.append(min((c for c in legal if c > cut), default=None))
     starts = " or ".join(f"layer {c}" for c in nearest if c is not None)
+    way_out = (
+        f"The nearest legal cuts begin a stage at {starts}."
+        if starts
+        else "This model has no legal cut: run it on one stage."
+    )
+    if group.mirrorable:
+        way_out += " With --allow-mirrored-kv any cut will do, for a copy of that layer's cache."
     raise PartitionError(
         f"--pp-layers: a stage that begins at layer {cut} divides layers "
         f"{format_ranges([range(group.start, group.end)])}: source layer {group.start} and "
         f"consumer layer {group.end - 1} must share a stage ({group.reason}).",
-        f"The nearest legal cuts begin a stage at {starts}."
-        if starts
-        else "This model has no legal cut: run it on one stage.",
+        way_out,
     )

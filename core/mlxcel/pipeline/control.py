@@ -134,6 +134,8 @@ def speak_of_failures(converter: cattrs.Converter) -> None:
 
 def _error_out(error: BaseException) -> dict[str, Any]:
     """An error in words: objects of Python never cross a process boundary."""
+    if isinstance(error, WorkerFailed):  # in words already: a supervisor passes it on
+        return {"kind": error.kind, "text": error.text, "exit_code": error.exit_code}
     code = error.exit_code if isinstance(error, MlxcelError) else 1
     text = str(error) if isinstance(error, MlxcelError) else f"{type(error).__name__}: {error}"
     return {"kind": type(error).__name__, "text": text, "exit_code": code}

@@ -57,17 +57,19 @@ class Failed:
 
 @attrs.frozen
 class Ended:
-    """A stage ended as asked.
+    """A stage ended without a failure of its own.
 
     ``busy`` are the seconds it spent in steps with work, between ``first`` and ``last``:
     readings of :func:`time.perf_counter`, None if it never worked. That clock is the same
-    for all processes of one machine.
+    for all processes of one machine. ``cut`` says which of its links was closed and why, where
+    that ended it and nobody had asked.
     """
 
     stage: int
     busy: float
     first: float | None
     last: float | None
+    cut: str = ""
 
 
 @attrs.frozen

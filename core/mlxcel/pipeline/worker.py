@@ -42,8 +42,8 @@ def run_stage(
             with closing(Pulse(spec.index, inbox, report)) as pulse:
                 ended = _serve(spec, executor, inbox, outbox, pulse)
         report(ended)
-    except ChannelClosed:
-        report(Ended(spec.index, 0.0, None, None))
+    except ChannelClosed as closed:
+        report(Ended(spec.index, 0.0, None, None, str(closed)))
     except BaseException as error:  # SystemExit of a plugin included: a thread has nobody above
         report(Failed(spec.index, error))
         reason = f"stage {spec.index} has failed"

@@ -137,10 +137,15 @@ SCENES = (
 )
 
 
-def every_cut(path: Path, family: Family) -> tuple[range, ...]:
-    """The stages of a chain that is cut at every legal boundary."""
+def every_cut(path: Path, family: Family, *, mirrors: bool = False) -> tuple[range, ...]:
+    """The stages of a chain that is cut at every legal boundary.
+
+    Args:
+        mirrors: Whether groups may be divided where mirrors make up for it.
+    """
     config = family.open(path).config
-    bounds = [0, *legal_cuts(config.num_layers, family.adjacency(config)), config.num_layers]
+    groups = [g for g in family.adjacency(config) if not (mirrors and g.mirrorable)]
+    bounds = [0, *legal_cuts(config.num_layers, groups), config.num_layers]
     return tuple(range(a, b) for a, b in itertools.pairwise(bounds))
 
 

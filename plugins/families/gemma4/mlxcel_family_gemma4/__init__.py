@@ -35,13 +35,14 @@ class Gemma4(Family):
         return Gemma4Stage
 
     def adjacency(self, config: ModelConfig) -> tuple[LayerAdjacencyGroup, ...]:
-        """Each KV-shared layer stays with the layer whose keys and values it reads."""
+        """Each KV-shared layer stays with the layer whose keys and values it reads, or mirrors it."""
         types = layer_types(config)
         return tuple(
             LayerAdjacencyGroup(
                 source,
                 layer + 1,
                 f"layer {layer} reads the keys and values of layer {source} ({types[layer]})",
+                mirrorable=True,
             )
             for layer, source in sources(config).items()
         )
