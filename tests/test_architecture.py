@@ -33,6 +33,8 @@ LEVELS = (
         "mlxcel.plugin_entries",
         "mlxcel.plugin_selection",
         "mlxcel.plugins",
+        "mlxcel.tensor.plan",
+        "mlxcel.tensor.shard",
     ),
     ("mlxcel.observe", "mlxcel.partition", "mlxcel.stage.contract", "mlxcel.wire"),
     ("mlxcel.transport",),

@@ -24,6 +24,7 @@ from mlxcel.cluster.addresses import Address, parse_addresses
 from mlxcel.cluster.beacon import Beacon
 from mlxcel.cluster.discovery import Found
 from mlxcel.pipeline.processes import ProcessPipeline
+from mlxcel.testing.survey.model import build
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
 ERROR = "mlxcel: error: "
@@ -455,6 +456,11 @@ def _(world: World) -> list[str]:
     source = module.read_text().replace("    api_version", "    runnable = False\n    api_version")
     module.write_text(source)
     return with_config(world, model_type="alpha")
+
+
+@provokes("A <model_type> model cannot be split safely: <reason>.")
+def _(world: World) -> list[str]:
+    return generate(build("rwkv7", world.tmp_path / "rwkv7"))
 
 
 UNUSABLE = "family plugin '<name>' of <distribution> cannot be used: "

@@ -110,11 +110,13 @@ class ScriptedPeer:
 
     def say(self, message: ToCoordinator) -> None:
         """Tell the coordinator, from any thread but the peer's."""
+        self.wait_for(lambda: self.channel is not None)
         assert self.channel is not None
         self.call(self.channel.send(message, WAIT))
 
     def hang_up(self) -> None:
         """Close the control connection."""
+        self.wait_for(lambda: self.channel is not None)
 
         async def close() -> None:
             assert self.channel is not None
@@ -124,6 +126,7 @@ class ScriptedPeer:
 
     def talk_nonsense(self) -> None:
         """Send what is no sealed frame."""
+        self.wait_for(lambda: self.channel is not None)
 
         async def send() -> None:
             assert self.channel is not None
@@ -161,7 +164,10 @@ class ScriptedPeer:
         if session.peer.purpose.kind == "data":
             self._linked(session.peer.purpose.link, session)
             return
-        self.channel = channel = ControlChannel(session)
+        channel = ControlChannel(session)
+        with self.changed:  # the coordinator may know of the connection before this peer does
+            self.channel = channel
+            self.changed.notify_all()
         with contextlib.suppress(Exception):
             while (message := await channel.receive(None)) is not None:
                 if (answer := self.answer(self, message)) is not None:

@@ -326,7 +326,10 @@ def test_an_address_in_use_is_named() -> None:
     async def test() -> None:
         async with a_door() as door:
             other = Gate(SECRET, lambda: PEER, lambda _: Accept(), door.come_in)
-            with pytest.raises(ListenError, match=f"{door.address}.*--cluster-control-addr"):
+            with pytest.raises(
+                ListenError,
+                match=f"{door.address}: Address already in use. .*--cluster-control-addr",
+            ):
                 await other.listen(door.address)
 
     run(test)

@@ -415,7 +415,7 @@ def test_a_dead_worker_is_reported_and_replaced(run: Run) -> None:
         await worker.given.wait()
         worker.die("killed by SIGKILL")
         failure = await coordinator.failure()
-        assert f"stage 0 (process {worker.pid}) died: killed by SIGKILL" in failure
+        assert f"its worker process {worker.pid} died: killed by SIGKILL" in failure
         await coordinator.say(Release("s", "stage 0 is lost"))
         for link in links:
             link.close()

@@ -179,7 +179,7 @@ def test_a_data_link_that_breaks(scripted_peers: Any) -> None:
     with brought_up(peers) as pipeline:
         go = blocked(pipeline, peers, 2)
         for stage, link in ((1, "the link 0-1"), (0, "the link 0-1"), (2, "the link 1-2")):
-            peers[stage].say(Reported("s", Ended(stage, 0.0, None, None, f"{link} is closed.")))
+            pipeline.report(stage, Ended(stage, 0.0, None, None, f"{link} is closed."))
         pipeline._close_links("stage 0 has ended")
         error = answer_or_error(pipeline)
         assert isinstance(error, PeerLost)

@@ -32,7 +32,7 @@ def ends(pid: int) -> bool:
 @pytest.fixture(scope="module")
 def cluster(make_cluster: Callable[..., Any], tiny: Callable[..., Path]) -> Any:
     """One peer that waits."""
-    return make_cluster(tiny("llama"), 1)
+    return make_cluster([tiny("llama")])
 
 
 def test_a_peer_replaces_its_worker_and_ends_when_asked(cluster: Any) -> None:
@@ -50,6 +50,15 @@ def test_a_peer_replaces_its_worker_and_ends_when_asked(cluster: Any) -> None:
     assert not [line for line in peer.lines if "Traceback" in line]
     peer.restart()
     peer.wait_for("listening on")
+
+
+def test_a_supervisor_has_no_mlx(cluster: Any) -> None:
+    """Only the worker maps MLX's library; what looks after it stays small."""
+    [peer] = cluster.peers
+    peer.wait_until_armed()
+    [worker] = peer.workers()
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (peer.process.pid, worker)]
+    assert ["libmlx" in text for text in maps] == [False, True]
 
 
 def test_a_worker_does_not_outlive_its_supervisor(cluster: Any) -> None:

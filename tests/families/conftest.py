@@ -23,8 +23,11 @@ TOKENS = 12
 
 
 @pytest.fixture
-def assert_greedy_parity(capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], None]:
-    """Checks that ``mlxcel generate`` gives mlx-lm's greedy tokens, alone and in a batch."""
+def assert_greedy_parity(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Checks that ``mlxcel generate`` gives mlx-lm's greedy tokens, alone and in a batch.
+
+    Called with a checkpoint, the layers of each stage, and further flags.
+    """
 
     def generate(path: Path, *prompts: str, flags: tuple[str, ...]) -> list[list[int]]:
         texts = [part for prompt in prompts for part in ("-p", prompt)]
@@ -33,13 +36,13 @@ def assert_greedy_parity(capsys: pytest.CaptureFixture[str]) -> Callable[[Path, 
         *results, _ = map(json.loads, capsys.readouterr().out.splitlines())
         return [result["tokens"] for result in results]
 
-    def check(path: Path, layers: str) -> None:
+    def check(path: Path, layers: str, *more: str) -> None:
         model, _ = load_model(path)
         expected = []
         for text in PROMPTS:
             steps = generate_step(mx.array(list(text.encode())), model, max_tokens=TOKENS)
             expected.append([int(token) for token, _ in steps])
-        cut = ("--pp-layers", layers)
+        cut = ("--pp-layers", layers, *more)
         assert [generate(path, text, flags=cut)[0] for text in PROMPTS] == expected
         for flags in (cut, ("--pp-size", "1"), (*cut, "--prefill-chunk-size", "4")):
             batch = ("--pp-micro-batch-size", "3")

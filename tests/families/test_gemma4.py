@@ -13,13 +13,21 @@ import pytest
 
 from mlxcel.checkpoint.checkpoint import open_checkpoint
 from mlxcel.checkpoint.config import ModelConfig, read_config
+from mlxcel.checkpoint.dtype import DtypeChoice
+from mlxcel.cli.main import run
+from mlxcel.engine.engine import Settings
+from mlxcel.engine.local import open_model
+from mlxcel.engine.service import kv_managers
 from mlxcel.errors import PartitionError
 from mlxcel.family import Family, Part
 from mlxcel.family.choose import choose_family
 from mlxcel.family.transformer import flat_parameters
+from mlxcel.partition.cache_bytes import Workload
+from mlxcel.partition.plan import make_plan
 from mlxcel.partition.ranges import legal_cuts, parse_ranges, validate_ranges
 from mlxcel.plugins import Plugins
 from mlxcel.testing.split import (
+    HANDLE,
     Chain,
     Scene,
     Whole,
@@ -28,6 +36,7 @@ from mlxcel.testing.split import (
     differences,
     drawn_cut,
     every_cut,
+    unlike_alone,
 )
 
 Tiny = Callable[..., Path]
@@ -99,6 +108,111 @@ def test_illegal_cuts(tiny: Tiny, family_of: FamilyOf, name: str) -> None:
     config = family.open(path).config
     legal = legal_cuts(config.num_layers, family.adjacency(config))
     assert legal == ((1, 2) if name in SHARING else (1, 2, 3, 4, 5))
+
+
+# Mirrors
+
+
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [
+        ("gemma4", None),
+        ("gemma4_text", "4:32"),
+        pytest.param("gemma4_text", None, marks=pytest.mark.slow),
+        pytest.param("gemma4_vlm", "4:32", marks=pytest.mark.slow),
+    ],
+)
+def test_split_at_every_layer_with_mirrors(
+    tiny: Tiny, family_of: FamilyOf, name: str, quantize: str | None
+) -> None:
+    """With mirrors every cut is legal, and every logit is the whole model's to the last bit."""
+    path = tiny(name, quantize=quantize)
+    family = family_of(path)
+    ranges = every_cut(path, family, mirrors=True)
+    assert ranges == tuple(range(layer, layer + 1) for layer in range(8))
+    assert check_split(path, family, ranges) == []
+
+
+@pytest.mark.parametrize("cut", [3, 4, 5, 6, 7])
+def test_one_cut_with_mirrors(tiny: Tiny, family_of: FamilyOf, cut: int) -> None:
+    """So is each cut alone, where a stage has layers with their source and without."""
+    path = tiny("gemma4")
+    ranges = (range(cut), range(cut, 8))
+    assert check_split(path, family_of(path), ranges, scenes=[Scene((17, 5, 11), chunk=4)]) == []
+
+
+def test_rows_with_mirrors_are_single_runs(tiny: Tiny, family_of: FamilyOf) -> None:
+    """Each row of a ragged batch is what mlx-lm makes of its prompt alone."""
+    path = tiny("gemma4")
+    family = family_of(path)
+    chain = Chain(path, family, every_cut(path, family, mirrors=True))
+    assert list(unlike_alone(chain, Whole(path, family), RAGGED, 1e-4)) == []
+
+
+def test_new_keys_and_values_cross(tiny: Tiny, family_of: FamilyOf) -> None:
+    """Of each source that layers behind the cut read, and only what the step adds."""
+    path = tiny("gemma4")
+    first, middle, last = Chain(path, family_of(path), [range(4), range(4, 5), range(5, 8)]).stages
+    tokens = {"tokens": mx.array([[1, 2, 3]])}
+    payload = first(tokens, first.make_caches())
+    sizes = {2: 32, 3: 64}  # sliding and full
+    assert {name: value.shape for name, value in payload.items()} == {
+        "h": (1, 3, 64),
+        "per_layer": (1, 3, 4, 64),
+        **{
+            f"{kind}_{s}": (1, 2, 3, dim) for s, dim in sizes.items() for kind in ("keys", "values")
+        },
+    }
+    assert len(middle.make_caches()) == 2  # one layer without a cache, one mirror
+    passed_on = middle(payload, middle.make_caches())
+    for name in ("keys_2", "values_3"):
+        assert mx.array_equal(passed_on[name], payload[name]).item()
+    assert set(last(passed_on, last.make_caches())) == {"h"}
+
+
+def test_mirrors_are_accounted_for(tiny: Tiny, family_of: FamilyOf, plugins: Plugins) -> None:
+    """A plan counts each mirror on the stage that holds it, and its caches stay within that."""
+    path = tiny("gemma4")
+    family = family_of(path)
+    checkpoint = family.open(path)
+    workload = Workload(max(RAGGED.lengths) + RAGGED.steps, sequences=3)
+    ranges = every_cut(path, family, mirrors=True)
+    layers = ",".join(str(r.start) for r in ranges)
+    as_stored = DtypeChoice(None, "")
+    plan = make_plan(
+        checkpoint, family, as_stored, plugins, layers=layers, workload=workload, mirrors=True
+    )
+    assert [stage.mirrors for stage in plan.stages] == [(), (), (), (), (2,), (3,), (2,), (3,)]
+    chain = Chain(path, family, ranges)
+    assert list(differences(Whole(path, family), chain, RAGGED)) == []
+    for stage, table in zip(plan.stages, chain.tables, strict=True):
+        held = sum(cache.nbytes for cache in table[HANDLE].caches if cache is not None)
+        assert 0 < held <= stage.kv_bytes
+
+
+def test_the_engine_reserves_mirrors(tiny: Tiny, plugins: Plugins) -> None:
+    """A server takes a sequence only if the mirrors have room too."""
+    model = open_model(tiny("gemma4"), plugins, layers="0-3,4-7", mirrors=True)
+    first, second = kv_managers(model, Settings(), [None, None])
+    source = open_model(tiny("gemma4"), plugins, layers="0-1,2-7")
+    both = kv_managers(source, Settings(), [None, None])
+    assert second.bytes_of(3, 20) == both[1].bytes_of(3, 20) > 0
+    assert first.bytes_of(3, 20) == sum(manager.bytes_of(3, 20) for manager in both)
+
+
+def test_the_flag(
+    tiny: Tiny,
+    capsys: pytest.CaptureFixture[str],
+    assert_greedy_parity: Callable[..., None],
+) -> None:
+    """Only --allow-mirrored-kv makes such a cut legal; the refusal says so."""
+    path = tiny("gemma4")
+    assert run(["plan", "-m", str(path), "--pp-layers", "0-3,4-7"]) == 2
+    assert "With --allow-mirrored-kv any cut will do" in capsys.readouterr().err
+    command = ["plan", "-m", str(path), "--pp-size", "8", "--allow-mirrored-kv", "--json"]
+    assert run(command) == 0
+    assert len(json.loads(capsys.readouterr().out)["stages"]) == 8
+    assert_greedy_parity(path, "0-2,3-5,6-7", "--allow-mirrored-kv")
 
 
 def test_the_shape_of_e2b(tmp_path: Path, gemma4: Family) -> None:

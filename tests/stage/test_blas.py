@@ -136,6 +136,19 @@ def test_an_openblas_that_cannot_be_preloaded(
     assert "cannot be preloaded" in choice.notice
 
 
+@pytest.mark.parametrize("requested", ["auto", "wheel"])
+def test_who_chooses_for_processes_has_no_mlx(requested: str) -> None:
+    """A process that only starts workers learns what they will run with from another one."""
+    source = (
+        "import sys\n"
+        "from mlxcel.stage.blas import choose_blas\n"
+        f"notice = choose_blas({requested!r}, workers='process').notice\n"
+        "assert 'mlx' not in sys.modules\n"
+        "print(notice)\n"
+    )
+    assert python(source, {}) == choose_blas(requested, workers="process").notice != ""
+
+
 @needs_openblas
 def test_other_preloads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the user preloads stays, behind the BLAS."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from typing import Any
@@ -51,6 +52,8 @@ def name_of(address: Any) -> str:
 
 def reason_of(error: BaseException) -> str:
     """What went wrong with a connection, without numbers that only programs know."""
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)  # its own words may repeat the address as Python has it
     return getattr(error, "strerror", None) or str(error)
 
 

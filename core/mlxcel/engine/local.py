@@ -39,8 +39,8 @@ def open_model(
 
     Args:
         fast_blas: Whether the stages will multiply with a fast BLAS.
-        dtype, size, layers, by, weights, mirrors: See :func:`mlxcel.engine.model.plan_model`, also for
-            what it raises.
+        dtype, size, layers, by, weights, mirrors: See :func:`mlxcel.engine.model.plan_model`,
+            also for what it raises.
     """
     machine = Machine(_device(), fast_blas, available_memory())
     return plan_model(

@@ -22,6 +22,7 @@ from mlxcel.errors import UnsupportedError
 from mlxcel.family.batching import Batching
 from mlxcel.family.caches import CacheKind
 from mlxcel.family.shapes import TensorShape
+from mlxcel.tensor.plan import ShardPlan, plan_of
 
 if TYPE_CHECKING:
     from mlxcel.family.transformer import TransformerStage
@@ -166,6 +167,15 @@ class Family:
             f"The family {self.wire_names[0]!r} cannot be planned from config.json alone.",
             "Plan it from a folder that holds the weights.",
         )
+
+    def shard_plan(self, config: ModelConfig) -> ShardPlan:
+        """How the model is split over tensor-parallel ranks, by what :meth:`shapes` says.
+
+        Raises:
+            CheckpointError: As :meth:`shapes` does.
+            UnsupportedError: The family does not say what its parameters are.
+        """
+        return plan_of(self.shapes(config))
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind | None, ...]:
         """What each layer keeps of a sequence; None for a layer that keeps nothing.

@@ -14,12 +14,17 @@ import attrs
 from mlxcel.family import fields
 from mlxcel.family.caches import KVCacheKind, RotatingCacheKind, StateCacheKind
 from mlxcel.family.shapes import TensorShape, convolution, experts, linear, norm, vector
+from mlxcel.tensor.shard import column, row
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
 
 FLOAT32_BYTES = 4
 QK_NORMS = ("q_norm", "k_norm")
+
+HEADS = ("n_heads", "num_heads", "num_attention_heads")
+KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
+"""What mlx-lm calls the numbers of heads."""
 
 
 @attrs.frozen
@@ -84,14 +89,29 @@ class Attention:
 
     def shapes(self, name: str) -> Iterator[TensorShape]:
         """``q_proj``, ``k_proj``, ``v_proj``, ``o_proj`` and the norms."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        doubled = 2 if self.gated else 1
-        yield from linear(f"{name}.q_proj", doubled * queries, self.hidden, bias=self.bias)
-        yield from linear(f"{name}.k_proj", keys, self.hidden, bias=self.bias)
-        yield from linear(f"{name}.v_proj", keys, self.hidden, bias=self.bias)
-        yield from linear(f"{name}.o_proj", self.hidden, queries, bias=self.out_bias)
+        yield from self.query_shape(f"{name}.q_proj")
+        yield from self.key_shape(f"{name}.k_proj", counted=KV_HEADS)
+        yield from self.key_shape(f"{name}.v_proj")
+        yield from self.out_shape(f"{name}.o_proj")
         for own in self.norms:
             yield from norm(f"{name}.{own}", self.head_dim)
+
+    def query_shape(self, name: str) -> Iterator[TensorShape]:
+        """The projection to queries, and to their gates: by heads."""
+        outputs = self.heads * self.head_dim * (2 if self.gated else 1)
+        shard = column(self.heads, counted=HEADS)
+        return linear(name, outputs, self.hidden, bias=self.bias, shard=shard)
+
+    def key_shape(self, name: str, *, counted: tuple[str, ...] = ()) -> Iterator[TensorShape]:
+        """The projection to keys or to values: by heads, which ranks may have to share."""
+        shard = column(self.kv_heads, repeats=True, counted=counted)
+        outputs = self.kv_heads * self.head_dim
+        return linear(name, outputs, self.hidden, bias=self.bias, shard=shard)
+
+    def out_shape(self, name: str) -> Iterator[TensorShape]:
+        """The projection back to the residual stream."""
+        inputs, shard = self.heads * self.head_dim, row(self.heads)
+        return linear(name, self.hidden, inputs, bias=self.out_bias, shard=shard)
 
     def cache(self, window: int | None = None) -> KVCacheKind | RotatingCacheKind:
         """Keys and values of every position, or of the last ``window`` ones."""
@@ -159,26 +179,41 @@ class LatentAttention:
         )
 
     def shapes(self, name: str) -> Iterator[TensorShape]:
-        """The projections, with ``kv_b_proj`` as mlx-lm splits it: by head."""
+        """The projections, with ``kv_b_proj`` as mlx-lm splits it: by head.
+
+        Ranks share the heads; what is compressed, and cached, all of them have.
+        """
         queries = self.heads * (self.nope + self.rope)
+        by_head, matrices = column(self.heads, counted=HEADS), column(self.heads, axis=-3)
         if self.query_rank is None:
-            yield from linear(f"{name}.q_proj", queries, self.hidden)
+            yield from linear(f"{name}.q_proj", queries, self.hidden, shard=by_head)
         else:
             yield from linear(f"{name}.q_a_proj", self.query_rank, self.hidden, bias=self.bias)
             yield from norm(f"{name}.q_a_layernorm", self.query_rank)
-            yield from linear(f"{name}.q_b_proj", queries, self.query_rank)
+            yield from linear(f"{name}.q_b_proj", queries, self.query_rank, shard=by_head)
         latent = self.rank + self.rope
         yield from linear(f"{name}.kv_a_proj_with_mqa", latent, self.hidden, bias=self.bias)
         yield from norm(f"{name}.kv_a_layernorm", self.rank)
-        yield from experts(f"{name}.embed_q", self.heads, self.rank, self.nope)
-        yield from experts(f"{name}.unembed_out", self.heads, self.value_dim, self.rank)
+        yield from experts(f"{name}.embed_q", self.heads, self.rank, self.nope, shard=matrices)
+        yield from experts(
+            f"{name}.unembed_out", self.heads, self.value_dim, self.rank, shard=matrices
+        )
         yield from linear(
-            f"{name}.o_proj", self.hidden, self.heads * self.value_dim, bias=self.bias
+            f"{name}.o_proj",
+            self.hidden,
+            self.heads * self.value_dim,
+            bias=self.bias,
+            shard=row(self.heads),
         )
 
     def cache(self) -> KVCacheKind:
         """The compressed keys and values, and the one key that has positions."""
         return KVCacheKind(1, self.rank, self.rope)
+
+
+_DELTA_SIZES = ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim")
+_MAMBA_SIZES = ("num_heads", "intermediate_size", "n_groups", "conv_dim")
+"""What mlx-lm's modules of these mechanisms count."""
 
 
 @attrs.frozen
@@ -233,20 +268,25 @@ class GatedDelta:
 
     def shapes(self, name: str) -> Iterator[TensorShape]:
         """The projections, the convolution, and what rules the decay of the state."""
-        values = self.value_heads * self.value_dim
-        yield from convolution(f"{name}.conv1d", self.channels, self.kernel, bias=False)
-        if self.fused:
-            yield from linear(f"{name}.in_proj_qkvz", self.channels + values, self.hidden)
-            yield from linear(f"{name}.in_proj_ba", 2 * self.value_heads, self.hidden)
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        shard, per_head = column(self.key_heads), column(self.key_heads, axis=-1)
+        qkv = column(self.key_heads, segments=(keys, keys, values))
+        yield from convolution(f"{name}.conv1d", self.channels, self.kernel, bias=False, shard=qkv)
+        if self.fused:  # the rows of one key head stand together
+            counted = attrs.evolve(shard, counted=_DELTA_SIZES)
+            outputs = self.channels + values
+            yield from linear(f"{name}.in_proj_qkvz", outputs, self.hidden, shard=counted)
+            yield from linear(f"{name}.in_proj_ba", 2 * self.value_heads, self.hidden, shard=shard)
         else:
-            yield from linear(f"{name}.in_proj_qkv", self.channels, self.hidden)
-            yield from linear(f"{name}.in_proj_z", values, self.hidden)
-            yield from linear(f"{name}.in_proj_b", self.value_heads, self.hidden)
-            yield from linear(f"{name}.in_proj_a", self.value_heads, self.hidden)
-        yield from vector(f"{name}.dt_bias", self.value_heads)
-        yield from vector(f"{name}.A_log", self.value_heads)
+            counted = attrs.evolve(qkv, counted=_DELTA_SIZES)
+            yield from linear(f"{name}.in_proj_qkv", self.channels, self.hidden, shard=counted)
+            yield from linear(f"{name}.in_proj_z", values, self.hidden, shard=shard)
+            yield from linear(f"{name}.in_proj_b", self.value_heads, self.hidden, shard=shard)
+            yield from linear(f"{name}.in_proj_a", self.value_heads, self.hidden, shard=shard)
+        yield from vector(f"{name}.dt_bias", self.value_heads, shard=per_head)
+        yield from vector(f"{name}.A_log", self.value_heads, shard=per_head)
         yield from norm(f"{name}.norm", self.value_dim)
-        yield from linear(f"{name}.out_proj", self.hidden, values)
+        yield from linear(f"{name}.out_proj", self.hidden, values, shard=row(self.key_heads))
 
     def cache(self) -> StateCacheKind:
         """The tail of the convolution, and a matrix per head in float32."""
@@ -261,6 +301,8 @@ class GatedDelta:
 @attrs.frozen
 class Mamba1:
     """A selective state space (Mamba) as Jamba has it: with norms on its three small inputs.
+
+    Every tensor-parallel rank has all of it: ``x_proj`` adds up all channels and feeds a norm.
 
     Attributes:
         hidden: Width of the residual stream.
@@ -357,14 +399,37 @@ class Mamba2:
 
     def shapes(self, name: str) -> Iterator[TensorShape]:
         """The projections, the convolution, the gated norm, and what rules the state."""
-        inputs = self.inner + self.channels + self.heads
-        yield from convolution(f"{name}.conv1d", self.channels, self.kernel, bias=self.conv_bias)
-        yield from linear(f"{name}.in_proj", inputs, self.hidden, bias=self.bias)
-        yield from vector(f"{name}.dt_bias", self.heads)
-        yield from vector(f"{name}.A_log", self.heads)
-        yield from vector(f"{name}.D", self.heads)
-        yield from norm(f"{name}.norm", self.inner)
-        yield from linear(f"{name}.out_proj", self.hidden, self.inner, bias=self.bias)
+        inputs, shared = self.inner + self.channels + self.heads, self.groups * self.state
+        channels, per_head = (self.inner, shared, shared), column(self.groups, axis=-1)
+        yield from convolution(
+            f"{name}.conv1d",
+            self.channels,
+            self.kernel,
+            bias=self.conv_bias,
+            shard=column(self.groups, segments=channels),
+        )
+        yield from linear(
+            f"{name}.in_proj",
+            inputs,
+            self.hidden,
+            bias=self.bias,
+            shard=column(
+                self.groups,
+                segments=(self.inner, *channels, self.heads),
+                counted=_MAMBA_SIZES,
+            ),
+        )
+        yield from vector(f"{name}.dt_bias", self.heads, shard=per_head)
+        yield from vector(f"{name}.A_log", self.heads, shard=per_head)
+        yield from vector(f"{name}.D", self.heads, shard=per_head)
+        yield from vector(f"{name}.norm.weight", self.inner, shard=per_head)
+        yield from linear(
+            f"{name}.out_proj",
+            self.hidden,
+            self.inner,
+            bias=self.bias,
+            shard=row(self.groups),
+        )
 
     def cache(self) -> StateCacheKind:
         """The tail of the convolution and the state, which is float32 at most."""

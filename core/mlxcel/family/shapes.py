@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import fields
+from mlxcel.tensor.shard import REPLICATED, VOCAB, Shard, column, row
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -25,32 +26,48 @@ PRE_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 @attrs.frozen
 class TensorShape:
-    """One parameter: ``packs`` if quantization packs it (the weight of a linear or embedding)."""
+    """One parameter.
+
+    Attributes:
+        name: As mlx-lm's own model has it.
+        shape: Its sizes.
+        packs: Whether quantization packs it (the weight of a linear layer or an embedding).
+        shard: How it is split over tensor-parallel ranks.
+    """
 
     name: str
     shape: tuple[int, ...]
     packs: bool = False
+    shard: Shard = REPLICATED
 
 
-def linear(name: str, outputs: int, inputs: int, *, bias: bool = False) -> Iterator[TensorShape]:
+def linear(
+    name: str, outputs: int, inputs: int, *, bias: bool = False, shard: Shard = REPLICATED
+) -> Iterator[TensorShape]:
     """A linear layer: [outputs, inputs], and its bias."""
-    yield TensorShape(f"{name}.weight", (outputs, inputs), packs=True)
+    yield TensorShape(f"{name}.weight", (outputs, inputs), packs=True, shard=shard)
     if bias:
-        yield TensorShape(f"{name}.bias", (outputs,))
+        yield TensorShape(f"{name}.bias", (outputs,), shard=shard.of_bias())
 
 
 def experts(
-    name: str, count: int, outputs: int, inputs: int, *, bias: bool = False
+    name: str,
+    count: int,
+    outputs: int,
+    inputs: int,
+    *,
+    bias: bool = False,
+    shard: Shard = REPLICATED,
 ) -> Iterator[TensorShape]:
     """The same linear layer of ``count`` experts, stacked."""
-    yield TensorShape(f"{name}.weight", (count, outputs, inputs), packs=True)
+    yield TensorShape(f"{name}.weight", (count, outputs, inputs), packs=True, shard=shard)
     if bias:
-        yield TensorShape(f"{name}.bias", (count, outputs))
+        yield TensorShape(f"{name}.bias", (count, outputs), shard=shard.of_bias())
 
 
-def embedding(name: str, rows: int, dim: int) -> Iterator[TensorShape]:
+def embedding(name: str, rows: int, dim: int, *, shard: Shard = VOCAB) -> Iterator[TensorShape]:
     """A table of ``rows`` vectors."""
-    yield TensorShape(f"{name}.weight", (rows, dim), packs=True)
+    yield TensorShape(f"{name}.weight", (rows, dim), packs=True, shard=shard)
 
 
 def norm(name: str, dim: int, *, bias: bool = False) -> Iterator[TensorShape]:
@@ -60,32 +77,54 @@ def norm(name: str, dim: int, *, bias: bool = False) -> Iterator[TensorShape]:
         yield TensorShape(f"{name}.bias", (dim,))
 
 
-def vector(name: str, *shape: int) -> Iterator[TensorShape]:
+def vector(name: str, *shape: int, shard: Shard = REPLICATED) -> Iterator[TensorShape]:
     """A parameter of its own, such as ``sinks`` or ``A_log``; never packed."""
-    yield TensorShape(name, shape)
+    yield TensorShape(name, shape, shard=shard)
 
 
-def convolution(name: str, channels: int, kernel: int, *, bias: bool) -> Iterator[TensorShape]:
-    """A causal convolution over each channel alone: [channels, kernel, 1]."""
-    yield TensorShape(f"{name}.weight", (channels, kernel, 1))
+def convolution(
+    name: str, channels: int, kernel: int, *, bias: bool, shard: Shard = REPLICATED
+) -> Iterator[TensorShape]:
+    """A causal convolution over each channel alone: [channels, kernel, 1].
+
+    Args:
+        shard: Of the channels, which are the outputs.
+    """
+    own = shard
+    if shard is not REPLICATED:
+        own = attrs.evolve(shard, axis=-3, counted=("groups",))
+    yield TensorShape(f"{name}.weight", (channels, kernel, 1), shard=own)
     if bias:
-        yield TensorShape(f"{name}.bias", (channels,))
+        yield TensorShape(f"{name}.bias", (channels,), shard=shard.of_bias())
 
 
-def gated_mlp(name: str, hidden: int, inner: int, *, bias: bool = False) -> Iterator[TensorShape]:
-    """``gate_proj``, ``up_proj`` and ``down_proj``."""
-    yield from linear(f"{name}.gate_proj", inner, hidden, bias=bias)
-    yield from linear(f"{name}.up_proj", inner, hidden, bias=bias)
-    yield from linear(f"{name}.down_proj", hidden, inner, bias=bias)
+def gated_mlp(
+    name: str, hidden: int, inner: int, *, bias: bool = False, at_once: bool = False
+) -> Iterator[TensorShape]:
+    """``gate_proj``, ``up_proj`` and ``down_proj``.
+
+    Args:
+        at_once: Whether something else than an addition follows within the block.
+    """
+    yield from linear(f"{name}.gate_proj", inner, hidden, bias=bias, shard=column())
+    yield from linear(f"{name}.up_proj", inner, hidden, bias=bias, shard=column())
+    yield from linear(f"{name}.down_proj", hidden, inner, bias=bias, shard=row(at_once=at_once))
 
 
 def gated_experts(
-    name: str, count: int, hidden: int, inner: int, *, bias: bool = False
+    name: str,
+    count: int,
+    hidden: int,
+    inner: int,
+    *,
+    bias: bool = False,
+    at_once: bool = False,
 ) -> Iterator[TensorShape]:
-    """The same three of ``count`` experts, stacked."""
-    yield from experts(f"{name}.gate_proj", count, inner, hidden, bias=bias)
-    yield from experts(f"{name}.up_proj", count, inner, hidden, bias=bias)
-    yield from experts(f"{name}.down_proj", count, hidden, inner, bias=bias)
+    """The same three of ``count`` experts, stacked; every rank has a share of each expert."""
+    down = row(at_once=at_once)
+    yield from experts(f"{name}.gate_proj", count, inner, hidden, bias=bias, shard=column())
+    yield from experts(f"{name}.up_proj", count, inner, hidden, bias=bias, shard=column())
+    yield from experts(f"{name}.down_proj", count, hidden, inner, bias=bias, shard=down)
 
 
 def corrected_router(name: str, count: int, hidden: int) -> Iterator[TensorShape]:
@@ -185,5 +224,5 @@ def decoder(
         embedding(f"{prefix}model.embed_tokens", rows, hidden),
         body,
         norm(f"{prefix}model.{final_norm}", hidden),
-        () if tied else linear(f"{prefix}lm_head", rows, hidden),
+        () if tied else linear(f"{prefix}lm_head", rows, hidden, shard=VOCAB),
     )

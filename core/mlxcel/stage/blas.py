@@ -8,6 +8,7 @@ the wheel's; that must be said before a process starts, so only worker processes
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -32,6 +33,10 @@ ONE_THREAD: Mapping[str, str] = {
 
 _TITLES = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "accelerate": "Accelerate"}
 _PROBE = f"import ctypes; ctypes.CDLL(None).sgemm_; ctypes.CDLL(None).{SYMBOL}"
+_ASK = (
+    "import mlx.core; from mlxcel.stage import blas; "
+    "print(*map(blas.encode_blas, (blas.running_blas(), blas.linked_blas())), sep='\\n')"
+)
 _PROBE_SECONDS = 30.0
 
 
@@ -81,9 +86,25 @@ def running_blas() -> Blas:
     It is asked of the dynamic linker, not of the list of loaded files: a symbol is looked up
     among the global libraries, preloaded ones first, and then in what libmlx itself links.
     """
-    linked = _linked_blas()
+    linked = linked_blas()
     # A libmlx that has its BLAS inside cannot be given another one.
     return linked if linked.path is None else _preloaded_blas() or linked
+
+
+def linked_blas() -> Blas:
+    """The BLAS that the loaded libmlx links by itself."""
+    if sys.platform == "darwin":
+        return Blas("accelerate")
+    library = _loaded_mlx() if sys.platform == "linux" else None
+    if library is None:
+        return Blas("unknown")
+    path = _owner(ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+    return Blas("unknown") if path is None else _classify(path)
+
+
+def encode_blas(blas: Blas) -> str:
+    """``blas`` as one line, for another process."""
+    return json.dumps([blas.name, None if blas.path is None else str(blas.path)])
 
 
 def find_openblas() -> Path | None:
@@ -124,15 +145,38 @@ def choose_blas(
     return _without_preload() if requested == "wheel" else _automatic()
 
 
+def _blas_of_a_process() -> tuple[Blas, Blas]:
+    """What MLX multiplies with in a process such as this one, and what it links by itself.
+
+    Another process is asked: one that only looks after workers has no use for MLX.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _ASK],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+        )
+        running, linked = (json.loads(line) for line in done.stdout.splitlines())
+    except (subprocess.TimeoutExpired, ValueError):  # what is wrong, the workers will say
+        return Blas("unknown"), Blas("unknown")
+    return _decoded(*running), _decoded(*linked)
+
+
+def _decoded(name: str, path: str | None) -> Blas:
+    return Blas(name, None if path is None else Path(path))
+
+
 def _for_threads(requested: str, path: Path | None) -> BlasChoice:
     if path is not None:
         raise UnsupportedError(
             f"--blas {path} needs worker processes: a running process keeps its BLAS.",
             "Add --pp-workers process.",
         )
-    _import_mlx()
+    import mlx.core  # noqa: F401
+
     running = running_blas()
-    if requested == "wheel" and running != _linked_blas():
+    if requested == "wheel" and running != linked_blas():
         raise UnsupportedError(
             f"--blas wheel: {running} is preloaded into this process.",
             "Start it without LD_PRELOAD, or add --pp-workers process.",
@@ -145,8 +189,7 @@ def _for_threads(requested: str, path: Path | None) -> BlasChoice:
 
 
 def _automatic() -> BlasChoice:
-    _import_mlx()
-    running = running_blas()
+    running, _ = _blas_of_a_process()
     if running.path is None:
         return BlasChoice({}, f"BLAS: {running}")
     if running.fast:
@@ -169,8 +212,7 @@ def _preload(library: Path) -> BlasChoice:
 
 def _without_preload() -> BlasChoice:
     """What MLX was built with, whatever is preloaded into this process."""
-    _import_mlx()
-    linked = _linked_blas()
+    _, linked = _blas_of_a_process()
     before = os.environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
     kept = [entry for entry in before if not (entry and _classify(Path(entry)).fast)]
     environment = {} if kept == before else {"LD_PRELOAD": ":".join(kept)}
@@ -237,17 +279,6 @@ def _preloaded_blas() -> Blas | None:
     return None if path is None else _classify(path)
 
 
-def _linked_blas() -> Blas:
-    """The BLAS that the loaded libmlx links by itself."""
-    if sys.platform == "darwin":
-        return Blas("accelerate")
-    library = _loaded_mlx() if sys.platform == "linux" else None
-    if library is None:
-        return Blas("unknown")
-    path = _owner(ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
-    return Blas("unknown") if path is None else _classify(path)
-
-
 def _owner(handle: ctypes.CDLL) -> Path | None:
     """The file of the BLAS symbol that ``handle`` finds."""
     try:
@@ -266,10 +297,6 @@ def _loaded_mlx() -> Path | None:
         if file.endswith("/libmlx.so"):
             return Path(file)
     return None
-
-
-def _import_mlx() -> None:
-    import mlx.core  # noqa: F401
 
 
 def _classify(library: Path) -> Blas:

@@ -58,7 +58,7 @@ def survey(architecture: str, plugins: Plugins) -> Finding:
         try:
             problems = list(_problems(Path(folder), model, config, family))
         except UnsupportedError as error:
-            return Finding(architecture, name, "refused", error.problem.partition(": ")[2])
+            return Finding(architecture, name, "refused", _reason(error))
         if problems:
             return Finding(architecture, name, "differs", problems[0])
         batching = family.batching(family.open(Path(folder) / "plain").config)
@@ -113,6 +113,12 @@ def _run(model: nn.Module) -> None:
         mx.eval(model(mx.array(tokens), cache=caches))
 
 
+def _reason(error: UnsupportedError) -> str:
+    return error.problem.partition(": ")[2].rstrip(".")
+
+
 def _short(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "its module ends the process"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:120]}"

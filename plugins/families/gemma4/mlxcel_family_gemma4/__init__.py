@@ -35,7 +35,7 @@ class Gemma4(Family):
         return Gemma4Stage
 
     def adjacency(self, config: ModelConfig) -> tuple[LayerAdjacencyGroup, ...]:
-        """Each KV-shared layer stays with the layer whose keys and values it reads, or mirrors it."""
+        """Each KV-shared layer stays with the one whose keys and values it reads, or mirrors it."""
         types = layer_types(config)
         return tuple(
             LayerAdjacencyGroup(

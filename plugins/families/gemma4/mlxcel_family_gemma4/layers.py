@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import fields
-from mlxcel.family.mixers import Attention
+from mlxcel.family.mixers import KV_HEADS, Attention
 from mlxcel.family.shapes import (
     PRE_NORMS,
     TensorShape,
@@ -22,6 +22,7 @@ from mlxcel.family.shapes import (
     norm,
     vector,
 )
+from mlxcel.tensor.shard import REPLICATED
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -159,15 +160,14 @@ def _attention_shapes(
     name: str, kind: str, own_keys: bool, config: ModelConfig
 ) -> Iterator[TensorShape]:
     attention = _attention(config, kind)
-    dim, hidden = attention.head_dim, attention.hidden
-    yield from linear(f"{name}.q_proj", attention.heads * dim, hidden)
-    yield from norm(f"{name}.q_norm", dim)
+    yield from attention.query_shape(f"{name}.q_proj")
+    yield from norm(f"{name}.q_norm", attention.head_dim)
     if own_keys:
-        yield from linear(f"{name}.k_proj", attention.kv_heads * dim, hidden)
-        yield from norm(f"{name}.k_norm", dim)
+        yield from attention.key_shape(f"{name}.k_proj", counted=KV_HEADS)
+        yield from norm(f"{name}.k_norm", attention.head_dim)
         if not _values_are_keys(config, kind):
-            yield from linear(f"{name}.v_proj", attention.kv_heads * dim, hidden)
-    yield from linear(f"{name}.o_proj", hidden, attention.heads * dim)
+            yield from attention.key_shape(f"{name}.v_proj")
+    yield from attention.out_shape(f"{name}.o_proj")
 
 
 def _moe(name: str, hidden: int, config: ModelConfig) -> Iterator[TensorShape]:
@@ -183,7 +183,7 @@ def _per_layer_inputs(name: str, config: ModelConfig) -> Iterator[TensorShape]:
     """What the first stage makes the per-layer inputs of, where there are any."""
     if width := _input_width(config):
         rows, every = fields.count(config, "vocab_size_per_layer_input"), config.num_layers * width
-        yield from embedding(f"{name}.embed_tokens_per_layer", rows, every)
+        yield from embedding(f"{name}.embed_tokens_per_layer", rows, every, shard=REPLICATED)
         hidden = fields.count(config, "hidden_size")
         yield from linear(f"{name}.per_layer_model_projection", every, hidden)
         yield from norm(f"{name}.per_layer_projection_norm", width)

@@ -69,8 +69,7 @@ class Gemma4Stage(TransformerStage):
         return {"h": h, "per_layer": inner._project_per_layer_inputs(h, raw)}
 
     def run(self, payload: Payload, caches: list[Cache | None]) -> Payload:
-        h, per_layer = payload["h"], payload.get("per_layer")
-        count = len(self.layers)
+        h, per_layer, count = payload["h"], payload.get("per_layer"), len(self.layers)
         own, mirrors = caches[:count], dict(zip(self.mirrors, caches[count:], strict=True))
         sources = self.inner.previous_kvs[self.start : self.stop]
         read = [mirrors.get(source, cache) for source, cache in zip(sources, own, strict=True)]
@@ -78,32 +77,27 @@ class Gemma4Stage(TransformerStage):
         seen: dict[int, tuple[Any, Any]] = {}  # layer to (keys and values, offset)
         for source, mirror in mirrors.items():
             offset = mx.array(mirror.offset)
-            new = payload[f"keys_{source}"], payload[f"values_{source}"]
-            seen[source] = (mirror.update_and_fetch(*new), offset)
-        passed_on = {
-            s: (payload[f"keys_{s}"], payload[f"values_{s}"])
-            for s in self.passed_on
-            if s < self.start
-        }
+            seen[source] = (mirror.update_and_fetch(*_news(payload, source)), offset)
+        news = {s: _news(payload, s) for s in self.passed_on if s < self.start}
         for i, (layer, mask, cache) in enumerate(zip(self.layers, self.masks, own, strict=True)):
             self.begin(h)
             index, source = self.start + i, sources[i]
             shared, offset = seen[source] if source != index else (None, None)
             own_input = None if per_layer is None else per_layer[:, :, i, :]
-            tap = Tap(cache) if index in self.passed_on else None
+            tap = Tap(cache)
             h, kv, offset = layer(
                 h,
                 masks[mask],
-                tap or cache,
+                tap if index in self.passed_on else cache,
                 per_layer_input=own_input,
                 shared_kv=shared,
                 offset=offset,
             )
             seen[index] = (kv, offset)
-            if tap is not None:
-                passed_on[index] = tap.new
+            if index in self.passed_on:
+                news[index] = tap.new
         out = {"h": h}
-        for source, (keys, values) in passed_on.items():
+        for source, (keys, values) in news.items():
             out |= {f"keys_{source}": keys, f"values_{source}": values}
         if per_layer is not None and not self.last:
             out["per_layer"] = per_layer[:, :, count:, :]
@@ -113,3 +107,8 @@ class Gemma4Stage(TransformerStage):
         out = super().logits(h)
         cap = self.text.final_logit_softcapping
         return out if cap is None else logit_softcap(cap, out)
+
+
+def _news(payload: Payload, source: int) -> tuple[mx.array, mx.array]:
+    """What ``source`` puts into its cache in this step."""
+    return payload[f"keys_{source}"], payload[f"values_{source}"]

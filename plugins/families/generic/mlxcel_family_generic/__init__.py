@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
     from mlxcel.family.transformer import TransformerStage
+    from mlxcel.tensor.plan import ShardPlan
     from mlxcel_family_generic.description import Description
 
 _FOREIGN = ("kv_lora_rank", "linear_num_value_heads", "linear_attn_config", "layers_block_type")
@@ -67,6 +68,13 @@ class Generic(Family):
             return block(name, hidden, attention.shapes(f"{name}.self_attn"), mlp)
 
         return decoder(config, layer, tied=self.tied(config))
+
+    def shard_plan(self, config: ModelConfig) -> ShardPlan:
+        """None: nobody knows what may be split."""
+        raise UnsupportedError(
+            f"A {config.model_type} model cannot be split over ranks (--tp-size).",
+            "Use more pipeline stages instead (--pp-size).",
+        )
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind | None, ...]:
         """What mlx-lm's own model makes; where it has none, what the config speaks of.

@@ -15,6 +15,7 @@ from mlxcel.family.shapes import (
     deepseek_feed_forward,
     linear,
 )
+from mlxcel.tensor.shard import column, row
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -54,8 +55,10 @@ class Glm4(Family):
             name,
             hidden,
             attention,
-            linear(f"{name}.mlp.gate_up_proj", 2 * inner, hidden),
-            linear(f"{name}.mlp.down_proj", hidden, inner),
+            linear(
+                f"{name}.mlp.gate_up_proj", 2 * inner, hidden, shard=column(segments=(inner,) * 2)
+            ),
+            linear(f"{name}.mlp.down_proj", hidden, inner, shard=row()),
             norms=(*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm"),
         )
 

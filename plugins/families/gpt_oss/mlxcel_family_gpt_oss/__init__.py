@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mlxcel.family import Family, fields
 from mlxcel.family.mixers import Attention
 from mlxcel.family.shapes import TensorShape, block, decoder, gated_experts, linear, vector
+from mlxcel.tensor.shard import column
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -32,6 +33,7 @@ class GptOss(Family):
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention = _attention(config)
+        heads = attention.heads
         hidden, inner = attention.hidden, fields.count(config, "intermediate_size")
         experts = fields.count(config, "num_local_experts")
 
@@ -40,7 +42,7 @@ class GptOss(Family):
                 name,
                 hidden,
                 attention.shapes(f"{name}.self_attn"),
-                vector(f"{name}.self_attn.sinks", attention.heads),
+                vector(f"{name}.self_attn.sinks", heads, shard=column(heads, axis=-1)),
                 linear(f"{name}.mlp.router", experts, hidden, bias=True),
                 gated_experts(f"{name}.mlp.experts", experts, hidden, inner, bias=True),
             )

@@ -20,6 +20,7 @@ from mlxcel.family.shapes import (
     norm,
     vector,
 )
+from mlxcel.tensor.shard import column
 from mlxcel_family_kimi_k3.delta import DeltaAttention, delta_layers
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class KimiK3(Family):
                 parts.append(latent.shapes(f"{name}.self_attn"))
                 if gated:
                     values = latent.heads * latent.value_dim
-                    parts.append(linear(f"{name}.self_attn.g_proj", values, hidden))
+                    shard = column(latent.heads)
+                    parts.append(linear(f"{name}.self_attn.g_proj", values, hidden, shard=shard))
             if blocks:
                 parts.append(_mix(f"{name}.self_attention_res", hidden))
                 parts.append(_mix(f"{name}.mlp_res", hidden))
@@ -109,14 +111,15 @@ def _feed_forward(name: str, index: int, config: ModelConfig) -> Iterator[Tensor
     space = fields.count(config, "routed_expert_hidden_size", default=hidden)
     yield from linear(f"{name}.gate", number, hidden)
     yield from vector(f"{name}.e_score_correction_bias", number)
-    yield from gated_experts(f"{name}.switch_mlp", number, space, inner)
-    if config.get("routed_expert_hidden_size") is not None:
+    apart = config.get("routed_expert_hidden_size") is not None
+    yield from gated_experts(f"{name}.switch_mlp", number, space, inner, at_once=apart)
+    if apart:
         yield from linear(f"{name}.routed_expert_down_proj", space, hidden)
         yield from linear(f"{name}.routed_expert_up_proj", hidden, space)
         if fields.flag(config, "latent_moe_use_norm", default=False):
             yield from norm(f"{name}.routed_expert_norm", space)
     if shared := fields.count(config, "num_shared_experts", default=0, minimum=0):
-        yield from gated_mlp(f"{name}.shared_experts", hidden, shared * inner)
+        yield from gated_mlp(f"{name}.shared_experts", hidden, shared * inner, at_once=apart)
 
 
 def _mix(name: str, hidden: int) -> Iterator[TensorShape]:

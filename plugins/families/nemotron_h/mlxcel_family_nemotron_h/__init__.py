@@ -15,6 +15,7 @@ from mlxcel.family.shapes import (
     linear,
     norm,
 )
+from mlxcel.tensor.shard import VOCAB, column, row
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -76,7 +77,7 @@ class NemotronH(Family):
                 case "E":
                     yield from _moe(f"{name}.mixer", hidden, config)
         yield from norm("backbone.norm_f", hidden)
-        yield from linear("lm_head", vocab, hidden)
+        yield from linear("lm_head", vocab, hidden, shard=VOCAB)
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind | None, ...]:
         """Only Mamba and attention keep anything."""
@@ -107,10 +108,12 @@ def _attention(config: ModelConfig) -> Attention:
     return Attention.of(config, bias=bias, out_bias=bias)
 
 
-def _mlp(name: str, hidden: int, inner: int, config: ModelConfig) -> Iterator[TensorShape]:
-    bias = fields.flag(config, "mlp_bias")
-    yield from linear(f"{name}.up_proj", inner, hidden, bias=bias)
-    yield from linear(f"{name}.down_proj", hidden, inner, bias=bias)
+def _mlp(
+    name: str, hidden: int, inner: int, config: ModelConfig, *, at_once: bool = False
+) -> Iterator[TensorShape]:
+    bias, down = fields.flag(config, "mlp_bias"), row(at_once=at_once)
+    yield from linear(f"{name}.up_proj", inner, hidden, bias=bias, shard=column())
+    yield from linear(f"{name}.down_proj", hidden, inner, bias=bias, shard=down)
 
 
 def _moe(name: str, hidden: int, config: ModelConfig) -> Iterator[TensorShape]:
@@ -118,13 +121,15 @@ def _moe(name: str, hidden: int, config: ModelConfig) -> Iterator[TensorShape]:
     number = fields.count(config, "n_routed_experts")
     inner = fields.count(config, "moe_intermediate_size")
     space = fields.count(config, "moe_latent_size", default=hidden)
-    yield from experts(f"{name}.switch_mlp.fc1", number, inner, space)
-    yield from experts(f"{name}.switch_mlp.fc2", number, space, inner)
+    latent = config.get("moe_latent_size") is not None
+    down = row(at_once=latent)
+    yield from experts(f"{name}.switch_mlp.fc1", number, inner, space, shard=column())
+    yield from experts(f"{name}.switch_mlp.fc2", number, space, inner, shard=down)
     yield from corrected_router(f"{name}.gate", number, hidden)
     if config.get("n_shared_experts") is not None:
         shared = fields.count(config, "moe_shared_expert_intermediate_size")
-        yield from _mlp(f"{name}.shared_experts", hidden, shared, config)
-    if config.get("moe_latent_size") is not None:
+        yield from _mlp(f"{name}.shared_experts", hidden, shared, config, at_once=latent)
+    if latent:
         bias = fields.flag(config, "mlp_bias")
         yield from linear(f"{name}.fc1_latent_proj", space, hidden, bias=bias)
         yield from linear(f"{name}.fc2_latent_proj", hidden, space, bias=bias)

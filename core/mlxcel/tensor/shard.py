@@ -1,0 +1,109 @@
+"""How one parameter is split over tensor-parallel ranks (Shoeybi et al., *Megatron-LM*, 2019).
+
+Axes are counted from the end, so that they are the same for the matrix of a linear layer
+[outputs, inputs] and for those of stacked experts [experts, outputs, inputs], and for what a
+packed matrix has beside it: its scales and biases are split as its weight is.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+
+class ShardStrategy(enum.Enum):
+    """What of a parameter a rank holds."""
+
+    COLUMN = "column"
+    """A share of its outputs: each rank makes a part of the result."""
+
+    ROW = "row"
+    """A share of its inputs: the ranks' results have to be added."""
+
+    VOCAB = "vocab"
+    """A share of the vocabulary, if the operator asks for it; else all of it."""
+
+    REPLICATED = "replicated"
+    """All of it."""
+
+
+@attrs.frozen
+class Shard:
+    """The share of a rank in one parameter.
+
+    Attributes:
+        strategy: What is shared out.
+        axis: The axis that is cut, counted from the end; of no meaning for what is replicated.
+        units: How many parts the axis consists of that nothing may divide, such as heads; None
+            where it may be cut anywhere.
+        segments: Sizes of the pieces that the axis is made of, each of them cut by itself and
+            of ``units`` parts; empty for a single piece.
+        repeats: With fewer units than ranks, several ranks hold the same unit (the keys and
+            values of grouped-query attention).
+        once: Only one rank adds it: the bias of what is split by rows.
+        counted: Attributes of the module or its owner that count what is split, under whichever
+            of the names mlx-lm has for them; a rank divides them like the axis.
+        at_once: The sum is needed right behind this module, not only behind its block.
+    """
+
+    strategy: ShardStrategy = ShardStrategy.REPLICATED
+    axis: int = -2
+    units: int | None = None
+    segments: tuple[int, ...] = ()
+    repeats: bool = False
+    once: bool = False
+    counted: tuple[str, ...] = ()
+    at_once: bool = False
+
+    def of_bias(self) -> Shard:
+        """How the bias of a layer is split whose weight is split like this."""
+        if self.strategy is ShardStrategy.ROW:
+            return Shard(once=True)
+        axis = -1 if self.axis == -2 else self.axis + 1
+        return attrs.evolve(self, axis=axis, counted=(), at_once=False)
+
+    def divides(self, size: int, ranks: int) -> bool:
+        """Whether an axis of ``size`` can be shared out to so many ``ranks``."""
+        return all(self._divides(segment, ranks) for segment in self.segments or (size,))
+
+    def parts(self, size: int, rank: int, ranks: int) -> tuple[range, ...]:
+        """What ``rank`` of ``ranks`` holds of an axis of ``size``: one range of each segment.
+
+        The axis must be one that :meth:`divides`.
+        """
+        parts, begin = [], 0
+        for segment in self.segments or (size,):
+            units = self.units or segment
+            if units % ranks == 0:
+                share, first = segment // ranks, rank * (segment // ranks)
+            else:
+                share, first = segment // units, rank * units // ranks * (segment // units)
+            parts.append(range(begin + first, begin + first + share))
+            begin += segment
+        return tuple(parts)
+
+    def _divides(self, segment: int, ranks: int) -> bool:
+        units = self.units or segment
+        return units % ranks == 0 or (self.repeats and ranks % units == 0)
+
+
+REPLICATED = Shard()
+VOCAB = Shard(ShardStrategy.VOCAB)
+
+
+def column(
+    units: int | None = None,
+    *,
+    axis: int = -2,
+    segments: tuple[int, ...] = (),
+    repeats: bool = False,
+    counted: tuple[str, ...] = (),
+) -> Shard:
+    """The outputs are shared out; see :class:`Shard` for the arguments."""
+    return Shard(ShardStrategy.COLUMN, axis, units, segments, repeats, counted=counted)
+
+
+def row(units: int | None = None, *, at_once: bool = False) -> Shard:
+    """The inputs are shared out, so that the results have to be added."""
+    return Shard(ShardStrategy.ROW, -1, units, at_once=at_once)

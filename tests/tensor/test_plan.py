@@ -1,0 +1,86 @@
+"""The plan of a whole model, from its parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxcel.family.mixers import Attention
+from mlxcel.family.shapes import (
+    block,
+    embedding,
+    gated_experts,
+    gated_mlp,
+    linear,
+    norm,
+    vector,
+)
+from mlxcel.tensor.plan import CommPattern, Communication, ShardPlan, plan_of
+from mlxcel.tensor.shard import REPLICATED, VOCAB, row
+
+ATTENTION = Attention(16, heads=6, kv_heads=2, head_dim=4)
+
+
+@pytest.fixture
+def plan() -> ShardPlan:
+    """A layer of attention and an MLP, and one whose experts have to be added at once."""
+    moe = (
+        *gated_experts("model.layers.1.mlp.switch_mlp", 2, 16, 12, at_once=True),
+        *gated_mlp("model.layers.1.mlp.shared_experts", 16, 12, at_once=True),
+    )
+    dense = gated_mlp("model.layers.0.mlp", 16, 12)
+    return plan_of(
+        [
+            *embedding("model.embed_tokens", 15, 16),
+            *block("model.layers.0", 16, ATTENTION.shapes("model.layers.0.self_attn"), dense),
+            *block("model.layers.1", 16, moe),
+            *norm("model.norm", 16),
+            *linear("lm_head", 15, 16, shard=VOCAB),
+        ]
+    )
+
+
+def test_where_ranks_talk(plan: ShardPlan) -> None:
+    """Once behind each block, or at once where something else follows within it."""
+    assert plan.communications == (
+        Communication("model.embed_tokens", CommPattern.ALL_REDUCE),
+        Communication("model.layers.0.self_attn", CommPattern.ALL_REDUCE),
+        Communication("model.layers.0.mlp", CommPattern.ALL_REDUCE),
+        Communication("model.layers.1.mlp.switch_mlp", CommPattern.ALL_REDUCE),
+        Communication("model.layers.1.mlp.shared_experts", CommPattern.ALL_REDUCE),
+        Communication("lm_head", CommPattern.ALL_GATHER),
+    )
+
+
+def test_which_sizes_are_legal(plan: ShardPlan) -> None:
+    """Those that divide heads and widths; keys may be shared, and a vocabulary need not divide."""
+    assert plan.legal_sizes(12) == (1, 2, 6)
+    assert list(plan.obstacles(4)) == [
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+    ]
+    assert "model.layers.0.self_attn.k_proj.weight" in list(plan.obstacles(3))
+
+
+def test_what_a_packed_matrix_has_beside_it(plan: ShardPlan) -> None:
+    """Scales and biases are split as their weight, a global scale not at all."""
+    module = "model.layers.0.mlp.down_proj"
+    for leaf in ("weight", "scales", "biases"):
+        assert plan.shard_of(f"{module}.{leaf}") == row()
+    assert plan.shard_of(f"{module}.global_scale") == REPLICATED
+    for path in (f"{module}.bias", "model.layers.0.sinks"):
+        with pytest.raises(KeyError):
+            plan.shard_of(path)
+
+
+def test_what_is_split_by_rows_is_in_a_layer() -> None:
+    """Anywhere else nobody would know where to add it."""
+    with pytest.raises(AssertionError, match="outside a layer"):
+        plan_of(linear("head", 4, 4, shard=row()))
+
+
+def test_what_nobody_speaks_of_is_replicated() -> None:
+    """Every rank has what no rule shares out."""
+    plan = plan_of([*vector("model.layers.0.scale", 3), *linear("model.layers.0.gate", 5, 7)])
+    assert {parameter.shard for parameter in plan.parameters.values()} == {REPLICATED}
+    assert plan.communications == ()
+    assert plan.divides(64)
