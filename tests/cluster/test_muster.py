@@ -12,7 +12,7 @@ from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.muster import muster
 from mlxcel.cluster.session import Session
-from mlxcel.errors import BringUpError, DeadlineError, SecretMismatch, Unreachable
+from mlxcel.errors import BringUpError, DeadlineError, PeerRefused, SecretMismatch, Unreachable
 from mlxcel.transport import Keys
 
 PEERS = [(f"stage-{n}", Address(f"10.0.0.{n + 1}", 19001)) for n in range(3)]
@@ -105,3 +105,13 @@ def test_a_bug_is_no_peers_fault() -> None:
     phone = Phone([session()], [ZeroDivisionError("a bug")], [session()])
     with pytest.raises(ZeroDivisionError):
         call_all(phone, patience=0.0)
+
+
+def test_a_peer_of_another_coordinator_ends_it_at_once() -> None:
+    """Where the first peer is taken, no other one is, so that the other coordinator gets all."""
+    refused = PeerRefused("10.0.0.1:19001", "it refuses: busy.", "")
+    phone = Phone([refused], [session()], [session()])
+    with pytest.raises(BringUpError) as caught:
+        call_all(phone, 5.0)
+    assert [failure.node for failure in caught.value.failures] == ["stage-0"]
+    assert list(phone.calls.values()) == [1, 0, 0]

@@ -346,6 +346,22 @@ def test_what_a_worker_says_is_told_to_the_operator(peer: Driven) -> None:
     assert "stage 1 has failed: stage 1: it broke" in logs(peer.reported(failed))
 
 
+def test_a_broken_link_is_counted(peer: Driven) -> None:
+    """A stage whose link broke, or brought forged frames, shows in a metric and in the log."""
+    peer.to("active")
+    assert "a data link is broken: forged" in logs(
+        peer.reported(Ended(1, 0.0, None, None, "forged"))
+    )
+    assert peer.broken_links == 1
+
+
+def test_an_ordinary_end_counts_nothing(peer: Driven) -> None:
+    """A stage that was told to end has no broken link."""
+    peer.to("active")
+    peer.reported(Ended(1, 0.0, None, None))
+    assert peer.broken_links == 0
+
+
 def test_reports_outside_of_a_session_are_dropped(peer: Driven) -> None:
     """A worker that is being replaced says what interests nobody."""
     peer.to("offered")

@@ -54,6 +54,7 @@ def test_split(plugins: Plugins, architecture: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_survey_in_the_documentation(plugins: Plugins) -> None:
     """docs/families.md says of every architecture of mlx-lm what the survey finds out."""
     found = list(findings(architectures(), plugins))

@@ -19,6 +19,7 @@ from mlxcel.errors import (
     NotANode,
     PeerFailure,
     PeerFull,
+    PeerRefused,
     SecretMismatch,
     Unreachable,
     VersionMismatch,
@@ -44,7 +45,10 @@ async def muster(
     patience: float,
     on_waiting: Callable[[Address], None],
 ) -> list[Session]:
-    """A connection to each of ``peers``, which are names and addresses, side by side.
+    """A connection to each of ``peers``, which are names and addresses.
+
+    The first one is tried first, the others then side by side: of two coordinators that want
+    the same peers at once, one gets them all and the other none.
 
     Args:
         dial: Makes one.
@@ -56,12 +60,28 @@ async def muster(
         BringUpError: Not all could be had; it lists each that could not, and none is kept.
     """
     until, hopeless = time.monotonic() + patience, asyncio.Event()
+    first_tried, taken = asyncio.Event(), asyncio.Event()
 
-    async def find(address: Address) -> Session:
+    async def attempt(number: int, address: Address) -> Session | None:
+        """A connection; None where the first peer belongs to another coordinator."""
+        if number:
+            await first_tried.wait()
+        if taken.is_set():
+            return None
+        try:
+            return await dial(address)
+        except PeerRefused:
+            if not number:
+                taken.set()
+            raise
+        finally:
+            first_tried.set()
+
+    async def find(number: int, address: Address) -> Session | None:
         waiting = False
         while True:
             try:
-                return await dial(address)
+                return await attempt(number, address)
             except Unreachable:
                 if hopeless.is_set() or time.monotonic() + RETRY_SECONDS >= until:
                     raise
@@ -74,7 +94,10 @@ async def muster(
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(hopeless.wait(), RETRY_SECONDS)
 
-    found = await asyncio.gather(*(find(address) for _, address in peers), return_exceptions=True)
+    found = await asyncio.gather(
+        *(find(number, address) for number, (_, address) in enumerate(peers)),
+        return_exceptions=True,
+    )
     sessions = [session for session in found if isinstance(session, Session)]
     if len(sessions) == len(peers):
         return sessions

@@ -124,6 +124,8 @@ class PeerState:
         coordinator: The address of the connected coordinator; empty if there is none.
         offer: What it is held to, or about to be.
         sessions: How many stages it has started.
+        broken_links: How many of them ended because a data link broke, or brought frames that
+            were forged, damaged or out of order.
     """
 
     cluster: str
@@ -134,6 +136,7 @@ class PeerState:
     coordinator: str = attrs.field(default="", init=False)
     offer: Offer | None = attrs.field(default=None, init=False)
     sessions: int = attrs.field(default=0, init=False)
+    broken_links: int = attrs.field(default=0, init=False)
     _folder: Path | None = attrs.field(default=None, init=False)
     _heard: float = attrs.field(default=0.0, init=False)
     _deadline: float | None = attrs.field(default=None, init=False)
@@ -260,8 +263,11 @@ class PeerState:
             case Failed(_, error):
                 self._goodbye = True
                 effects.append(Log(f"stage {offer.stage} has failed: {error}"))
-            case Ended():
+            case Ended(cut=cut):
                 self._goodbye = True
+                if cut:
+                    self.broken_links += 1
+                    effects.append(Log(f"a data link is broken: {cut}"))
         return effects
 
     def failed(self, error: Exception) -> list[Effect]:

@@ -72,6 +72,11 @@ class PeerMetrics(Collector):
         yield CounterMetricFamily(
             "mlxcel_peer_sessions", "Stages that this peer has started", value=state.sessions
         )
+        yield CounterMetricFamily(
+            "mlxcel_peer_broken_links",
+            "Stages that ended with a data link that broke or brought forged frames",
+            value=state.broken_links,
+        )
         stage = GaugeMetricFamily(
             "mlxcel_peer_stage", "The stage that this peer is, -1 while it is none"
         )

@@ -82,7 +82,7 @@ class Gemma4Stage(TransformerStage):
         for i, (layer, mask, cache) in enumerate(zip(self.layers, self.masks, own, strict=True)):
             self.begin(h)
             index, source = self.start + i, sources[i]
-            shared, offset = seen[source] if source != index else (None, None)
+            shared, before = seen[source] if source != index else (None, None)
             own_input = None if per_layer is None else per_layer[:, :, i, :]
             tap = Tap(cache)
             h, kv, offset = layer(
@@ -91,7 +91,7 @@ class Gemma4Stage(TransformerStage):
                 tap if index in self.passed_on else cache,
                 per_layer_input=own_input,
                 shared_kv=shared,
-                offset=offset,
+                offset=before,
             )
             seen[index] = (kv, offset)
             if index in self.passed_on:
