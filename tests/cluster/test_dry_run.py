@@ -122,7 +122,11 @@ def test_peers_that_wait_already(options: ClusterOptions) -> None:
     assert result.notices == (f"no peer listens on {later} yet",)
 
 
-@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, HELLO[:-1]])
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, HELLO[:-1]],
+    ids=["hung up", "http", "half a hello"],
+)
 def test_a_planned_port_that_another_program_has(options: ClusterOptions, words: bytes) -> None:
     """Who does not say a peer's hello keeps the peer from listening there."""
     free = Address("127.0.0.1", free_port())
