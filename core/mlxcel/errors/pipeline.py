@@ -1,0 +1,169 @@
+"""What can go wrong between the stages of a pipeline."""
+
+from __future__ import annotations
+
+import attrs
+
+from mlxcel.errors.base import MlxcelError
+
+
+@attrs.define(eq=False)
+class WireError(MlxcelError):
+    """Bytes from a peer that are not what the format allows; the connection must close."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return f"malformed wire data: {self.what}"
+
+
+@attrs.define(eq=False)
+class ChannelClosed(MlxcelError):
+    """A channel whose other end is gone; ``reason`` is what the closer said, if anything."""
+
+    name: str
+    reason: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} is closed" + (f": {self.reason}" if self.reason else ".")
+
+
+@attrs.define(eq=False)
+class ChannelFull(MlxcelError):
+    """A put into a full channel: more steps in flight than credits, which is a bug."""
+
+    name: str
+    capacity: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} already holds its {self.capacity} messages: more steps are in flight "
+            f"than there are credits. This is a bug in mlxcel; please report it."
+        )
+
+
+@attrs.define(eq=False)
+class StageError(MlxcelError):
+    """A stage that failed; ``cause`` is the error's type and text as the stage saw it."""
+
+    stage: int
+    operation: str
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} failed during {self.operation}: {self.cause}. "
+            f"Run it with --pp-size 1 to see whether the model itself fails."
+        )
+
+
+@attrs.define(eq=False)
+class LogitsError(MlxcelError):
+    """Logits that are not numbers, so that no token can be taken."""
+
+    def __str__(self) -> str:
+        return (
+            "the model's logits are not numbers (NaN). Try --dtype float32; if that does not help, "
+            "config.json or the weights are damaged."
+        )
+
+
+@attrs.define(eq=False)
+class GrammarFailed(MlxcelError):
+    """A text that cannot go on within its grammar; the other texts of its batch can."""
+
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"the text cannot go on within its grammar: {self.cause}. "
+            f"Use a simpler schema, or none."
+        )
+
+
+@attrs.define(eq=False)
+class WorkerFailed(MlxcelError):
+    """A stage's process ended by an error; ``kind`` and ``text`` are the error as it was there."""
+
+    stage: int
+    kind: str
+    text: str
+    exit_code: int = 1  # type: ignore[misc]  # as the error itself would have returned
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}: {self.text}"
+
+
+@attrs.define(eq=False)
+class WorkerDied(MlxcelError):
+    """A stage's process is gone without a word; ``how`` says by which signal or exit code."""
+
+    stage: int
+    pid: int
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} (process {self.pid}) died: {self.how}. What was running is lost; "
+            f"start the command again. If it was killed for want of memory, use more stages."
+        )
+
+
+@attrs.define(eq=False)
+class PeerWorkerDied(MlxcelError):
+    """A peer's worker is gone without a word, as its supervisor says; it starts another."""
+
+    pid: int
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"its worker process {self.pid} died: {self.how}. "
+            f"If it was killed for want of memory, use more stages."
+        )
+
+
+@attrs.define(eq=False)
+class WorkerSilent(MlxcelError):
+    """A stage's process that exists and gives no sign of life; ``seconds`` is for how long."""
+
+    stage: int
+    pid: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} (process {self.pid}) has given no sign of life for "
+            f"{self.seconds:g} s: it is stopped, or this machine is overloaded. What was running "
+            f"is lost; start the command again."
+        )
+
+
+@attrs.define(eq=False)
+class WorkerStartError(MlxcelError):
+    """A peer's worker process that ended before it had a stage; ``how`` says how."""
+
+    pid: int
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"the worker (process {self.pid}) that this peer keeps ready has ended: {self.how}. "
+            f"What it wrote to standard error says why."
+        )
+
+
+@attrs.define(eq=False)
+class WorkerMismatch(MlxcelError):
+    """Two stages' processes that do not run the same software; ``what`` names the difference."""
+
+    stage: int
+    what: str
+    here: str
+    there: str
+
+    def __str__(self) -> str:
+        return (
+            f"stage {self.stage} runs with {self.what} {self.there}, the others with {self.here}. "
+            f"Start all of them from one environment."
+        )
