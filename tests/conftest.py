@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from aiohttp import web
 
@@ -23,6 +24,10 @@ from mlxcel.family import Family
 from mlxcel.family.choose import choose_family
 from mlxcel.plugins import Plugins
 from mlxcel.testing import tiny as tiny_checkpoints
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 DEMO_FOLDER = Path(__file__).parents[1] / ".demo"
 
