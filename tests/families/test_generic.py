@@ -60,7 +60,8 @@ def test_the_survey_in_the_documentation(plugins: Plugins) -> None:
     found = list(findings(architectures(), plugins))
     assert [finding for finding in found if finding.outcome == "differs"] == []
     assert sum(finding.outcome in ("own", "split") for finding in found) >= 90
-    assert table(found) in DOCUMENT.read_text(encoding="utf-8")
+    documented = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    assert [line for line in table(found).splitlines() if line not in documented] == []
 
 
 def test_the_survey_knows_every_architecture() -> None:
