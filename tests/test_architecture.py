@@ -33,6 +33,7 @@ LEVELS = (
         "mlxcel.plugin_entries",
         "mlxcel.plugin_selection",
         "mlxcel.plugins",
+        "mlxcel.tensor.options",
         "mlxcel.tensor.plan",
         "mlxcel.tensor.shard",
     ),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlxcel.observe.events import Event
     from mlxcel.partition.profile import ModelProfile
     from mlxcel.stage.contract import StageExecutor, StageSpec
+    from mlxcel.tensor.collectives import Collectives
     from mlxcel.transport.contract import Transport, TransportOptions
 
 PROJECT = "mlxcel"
@@ -36,10 +37,14 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec(firstresult=True)
-def mlxcel_build_executor(spec: StageSpec) -> StageExecutor | None:
-    """Build what runs one stage.
+def mlxcel_build_executor(
+    spec: StageSpec, collectives: Collectives | None
+) -> StageExecutor | None:
+    """Build what runs one stage, or one rank of it.
 
-    Runs: once per stage, in the thread that will run it, before anything is loaded.
+    Runs: once per worker, in the thread that will run it, before anything is loaded.
+    ``collectives`` connect the ranks of the stage where each is a worker of its own, else they
+    are None; all ranks have to call them in the same order.
     Returns: an executor for exactly ``spec``'s layers, or None to leave it to the next plugin
     and at last to mlxcel's own.
     Since: plugin API 1.0.

@@ -22,6 +22,7 @@ from mlxcel.errors import UnsupportedError
 from mlxcel.family.batching import Batching
 from mlxcel.family.caches import CacheKind
 from mlxcel.family.shapes import TensorShape
+from mlxcel.tensor.options import TensorParallel
 from mlxcel.tensor.plan import ShardPlan, plan_of
 
 if TYPE_CHECKING:
@@ -168,14 +169,14 @@ class Family:
             "Plan it from a folder that holds the weights.",
         )
 
-    def shard_plan(self, config: ModelConfig) -> ShardPlan:
+    def shard_plan(self, config: ModelConfig, options: TensorParallel) -> ShardPlan:
         """How the model is split over tensor-parallel ranks, by what :meth:`shapes` says.
 
         Raises:
             CheckpointError: As :meth:`shapes` does.
             UnsupportedError: The family does not say what its parameters are.
         """
-        return plan_of(self.shapes(config))
+        return plan_of(self.shapes(config), options)
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind | None, ...]:
         """What each layer keeps of a sequence; None for a layer that keeps nothing.

@@ -59,7 +59,12 @@ def experts(
     bias: bool = False,
     shard: Shard = REPLICATED,
 ) -> Iterator[TensorShape]:
-    """The same linear layer of ``count`` experts, stacked."""
+    """The same linear layer of ``count`` experts, stacked; ``shard`` is of each of them.
+
+    Where its axis is -3, it is of the stack itself.
+    """
+    if shard is not REPLICATED and shard.axis > -3:
+        shard = attrs.evolve(shard, stacked=True)
     yield TensorShape(f"{name}.weight", (count, outputs, inputs), packs=True, shard=shard)
     if bias:
         yield TensorShape(f"{name}.bias", (count, outputs), shard=shard.of_bias())

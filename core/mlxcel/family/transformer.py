@@ -10,7 +10,7 @@ runs, and only the payload crosses.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 import attrs
@@ -172,6 +172,15 @@ class TransformerStage:
         """Empty caches for one sequence, one entry per own layer."""
         return copy.deepcopy(self._caches)
 
+    def change_cache(self, path: str, change: Callable[[Cache], Cache]) -> None:
+        """Let the layer that the module ``path`` belongs to keep another cache, if it has one.
+
+        ``change`` gets an empty one, of which only copies will be used.
+        """
+        index = int(path.removeprefix(self._prefix).partition(".")[0])
+        if self._caches[index] is not None:
+            self._caches[index] = change(self._caches[index])
+
     def make_masks(self, h: mx.array, caches: list[Cache | None]) -> dict[Mask, Any]:
         """One mask per kind, from the first own cache of that kind, before any layer runs."""
         masks: dict[Mask, Any] = {}
@@ -188,16 +197,17 @@ class TransformerStage:
         own = int(index) - self.start
         return f"{self._prefix}{own}.{rest}" if 0 <= own < len(self.layers) else None
 
-    def parameter_groups(self) -> Iterator[list[mx.array]]:
-        """The parameters in the order of loading: the ends first, then layer by layer."""
-        flat = flat_parameters(self.model)
-        yield [value for name, value in flat.items() if not name.startswith(self._prefix)]
-        for layer in self.layers:
-            yield list(flat_parameters(layer).values())
+    def parameter_groups(self) -> Iterator[list[str]]:
+        """The names of the parameters in the order of loading: the ends first, then by layer."""
+        names = list(flat_parameters(self.model))
+        yield [name for name in names if not name.startswith(self._prefix)]
+        for index in range(len(self.layers)):
+            yield [name for name in names if name.startswith(f"{self._prefix}{index}.")]
 
     def nbytes(self) -> int:
-        """Bytes of the parameters that this stage holds."""
-        return sum(value.nbytes for value in flat_parameters(self.model).values())
+        """Bytes of the parameters that this stage holds; what ranks share counts once."""
+        values = flat_parameters(self.model).values()
+        return sum({id(value): value.nbytes for value in values}.values())
 
     def _give_up_foreign_parts(self) -> None:
         tied = "lm_head" not in self.text

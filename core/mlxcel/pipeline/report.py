@@ -1,4 +1,7 @@
-"""What a stage worker tells its engine beside the answers to steps."""
+"""What a stage worker tells its engine beside the answers to steps.
+
+``rank`` is the worker's within its stage, 0 where one worker is the whole stage.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ class Loading:
     stage: int
     done: int
     total: int
+    rank: int = 0
 
 
 @attrs.frozen
@@ -45,6 +49,7 @@ class Loaded:
     stage: int
     bytes: int
     seconds: float
+    rank: int = 0
 
 
 @attrs.frozen
@@ -53,6 +58,7 @@ class Failed:
 
     stage: int
     error: BaseException
+    rank: int = 0
 
 
 @attrs.frozen
@@ -70,6 +76,7 @@ class Ended:
     first: float | None
     last: float | None
     cut: str = ""
+    rank: int = 0
 
 
 @attrs.frozen
@@ -90,6 +97,7 @@ class Beat:
     hops: tuple[float, ...] = ()
     memory: int = 0
     received: int = 0
+    rank: int = 0
 
 
 Report = Loading | Loaded | Failed | Ended | Beat

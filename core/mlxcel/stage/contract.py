@@ -13,15 +13,19 @@ from typing import Protocol
 import attrs
 
 from mlxcel.pipeline.step import Step, Tokens
+from mlxcel.tensor.options import TensorParallel
 
 
 @attrs.frozen
 class StageSpec:
-    """One stage of one model.
+    """One stage of one model, or one rank of it.
 
     ``start`` and ``stop`` are its layers, half-open; ``cast`` the dtype that floating
     parameters are cast to, None for as stored; ``dequantize`` whether quantized modules
     become plain ones with float32 weights.
+
+    ``tensor`` says how many ranks share the stage. With ``rank`` None all of them are this
+    worker, in one graph; else it is that one, and the others are workers of their own.
     """
 
     checkpoint: Path
@@ -32,6 +36,8 @@ class StageSpec:
     stop: int
     cast: str | None = None
     dequantize: bool = False
+    tensor: TensorParallel = TensorParallel()
+    rank: int | None = None
 
     @property
     def first(self) -> bool:
@@ -40,6 +46,22 @@ class StageSpec:
     @property
     def last(self) -> bool:
         return self.index == self.count - 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker speaks for its stage: it takes the steps and draws the tokens."""
+        return not self.rank
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that this worker is."""
+        return range(self.tensor.size) if self.rank is None else range(self.rank, self.rank + 1)
+
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        stage = f"stage {self.index}"
+        return stage if self.rank is None else f"rank {self.rank} of {stage}"
 
 
 Progress = Callable[[int, int], None]

@@ -18,6 +18,7 @@ from mlxcel.stage.grammar import Grammars
 from mlxcel.stage.load import load_stage
 from mlxcel.stage.logprobs import logprobs
 from mlxcel.stage.sampler import sample
+from mlxcel.tensor.collectives import Collectives
 from mlxcel.wire.tensor import WireTensor
 
 
@@ -28,9 +29,12 @@ class FamilyExecutor:
     leave :meth:`run`.
     """
 
-    def __init__(self, spec: StageSpec, family: Family) -> None:
+    def __init__(
+        self, spec: StageSpec, family: Family, collectives: Collectives | None = None
+    ) -> None:
         self.spec = spec
         self.family = family
+        self.collectives = collectives
         self.stream = mx.new_stream(mx.default_device())
         self._stage: TransformerStage | None = None
         self._table: BatchTable | None = None
@@ -47,8 +51,12 @@ class FamilyExecutor:
                 spec.cast,
                 progress,
                 spec.dequantize,
+                tensor=spec.tensor,
+                ranks=spec.ranks,
+                collectives=self.collectives,
             )
-        grammars = Grammars(spec.checkpoint / "tokenizer.json") if spec.last else None
+        draws = spec.last and spec.leads
+        grammars = Grammars(spec.checkpoint / "tokenizer.json") if draws else None
         self._stage = stage
         self._table = BatchTable(stage.make_caches, grammars.matcher if grammars else None)
         return stage.nbytes()
@@ -78,6 +86,8 @@ class FamilyExecutor:
 
     def close(self) -> None:
         """Drop the stage and the thread's streams; without that the process aborts at exit."""
+        if self.collectives is not None:
+            self.collectives.close()
         self._stage = self._table = None
         mx.clear_streams()
 
@@ -94,7 +104,12 @@ class FamilyExecutor:
             mx.eval(states)
             _forget_scratch(h)
             return Tokens(step.seq, step.slot)
-        logits = stage.logits(h[:, -1:, :])[:, -1, :]
+        h = h[:, -1:, :]
+        if not self.spec.leads:  # what all ranks compute together this one must compute too
+            shared = self.spec.tensor.head == "vocab_parallel"
+            mx.eval(stage.logits(h) if shared else h, states)
+            return Tokens(step.seq, step.slot)
+        logits = stage.logits(h)[:, -1, :]
         tokens = sample(logits, batch.rows)
         likely = logprobs(logits, batch.rows, tokens)
         problems = (row.matcher.problem for row in batch.rows if row.matcher is not None)

@@ -23,7 +23,12 @@ from mlxcel.errors import CheckpointError
 from mlxcel.family.contract import Family, Part
 from mlxcel.family.transformer import TransformerStage, flat_parameters
 from mlxcel.stage.contract import Progress
-from mlxcel.stage.packed import Packed, take_packed, unpack
+from mlxcel.stage.fill import Shares, fill
+from mlxcel.stage.joined import join, narrow
+from mlxcel.stage.packed import Packed, take_packed
+from mlxcel.stage.together import Joint
+from mlxcel.tensor.collectives import Collectives
+from mlxcel.tensor.options import TensorParallel
 
 # How Python names the first field that a config left out.
 _MISSING_FIELD = re.compile(
@@ -42,6 +47,10 @@ def load_stage(
     cast: str | None,
     progress: Progress = lambda done, total: None,
     dequantize: bool = False,
+    *,
+    tensor: TensorParallel = TensorParallel(),
+    ranks: range = range(1),
+    collectives: Collectives | None = None,
 ) -> TransformerStage:
     """Layers ``start`` to ``stop`` of ``checkpoint``, evaluated and ready to run.
 
@@ -49,48 +58,36 @@ def load_stage(
         cast: The dtype that floating parameters are cast to; None keeps what is stored.
         progress: Told the bytes evaluated so far and the bytes in all.
         dequantize: Make every quantized module of the stage a plain one with float32 weights.
+        tensor: How many ranks share the stage, and what of it they share out.
+        ranks: Those that this worker is: all of them, or one.
+        collectives: Reach the others.
 
     Raises:
         CheckpointError: config.json does not describe a model, or tensors are missing,
             unknown or of the wrong shape.
     """
     stage_class = family.stage_class()
-    model = _build(stage_class, checkpoint)
-    weights = _sanitize(stage_class, model, _read(checkpoint, family), checkpoint)
-    packing = _packing(model, weights, checkpoint)
+    models = [_build(stage_class, checkpoint) for _ in ranks]
+    weights = _sanitize(stage_class, models[0], _read(checkpoint, family), checkpoint)
+    packing = _packing(models[0], weights, checkpoint)
     tensors: Tensors = {**weights}
     if dequantize:
         tensors = _take_packed(weights, packing, checkpoint)
     else:
-        nn.quantize(model, class_predicate=lambda path, module: packing.get(path, False))
-    if cast is not None:
-        tensors = _cast(tensors, getattr(mx, cast), family)
-    stage = stage_class(model, start, stop)
-    own = _own(stage, tensors, checkpoint, family)
+        for model in models:
+            nn.quantize(model, class_predicate=lambda path, module: packing.get(path, False))
+    stages = [stage_class(model, start, stop) for model in models]
+    own, names = _own(stages[0], tensors, checkpoint, family)
     del weights, tensors
-    model.eval()
-    if dequantize:
-        _set_parameters(model, unpack(own, progress))
-    else:
-        _set_parameters(model, own)
-        del own
-        evaluate(stage, progress)
-    return stage
-
-
-def evaluate(stage: TransformerStage, progress: Progress) -> None:
-    """Read the parameters one by one, so that the peak is one of them above the sum.
-
-    That one counts twice where it is put together from several tensors or cast.
-    """
-    total, done = stage.nbytes(), 0
-    for group in stage.parameter_groups():
-        for value in group:
-            mx.eval(value)
-            # Without this, what it was made of stays in MLX's cache and counts as this stage's.
-            mx.clear_cache()
-            done += value.nbytes
-        progress(done, total)
+    plan = family.shard_plan(checkpoint.config, tensor) if tensor.size > 1 else None
+    dtype = None if cast is None else getattr(mx, cast)
+    shares = Shares(names, plan, ranks, tensor.size, dtype, family)
+    for stage in stages:
+        stage.model.eval()
+        if plan is not None:
+            narrow(stage, plan, names, tensor.size)
+    fill(stages, own, shares, progress)
+    return stages[0] if plan is None else join(stages, plan, names, Joint(ranks, collectives))
 
 
 def _build(stage_class: type[TransformerStage], checkpoint: Checkpoint) -> nn.Module:
@@ -193,8 +190,11 @@ def _take_packed(
 
 def _own(
     stage: TransformerStage, weights: Tensors, checkpoint: Checkpoint, family: Family
-) -> Tensors:
-    """This stage's share of ``weights`` under its local names, checked for completeness."""
+) -> tuple[Tensors, dict[str, str]]:
+    """This stage's share of ``weights`` under its local names, checked for completeness.
+
+    Also what each of them is called in the whole model.
+    """
     stray = [
         name
         for name in weights
@@ -209,10 +209,11 @@ def _own(
         )
     wanted = flat_parameters(stage.model)
     own: Tensors = {}
+    names: dict[str, str] = {}
     for name, value in weights.items():
         local = stage.local_name(name)
-        if local in wanted:
-            own[local] = value
+        if local is not None and local in wanted:
+            own[local], names[local] = value, name
     if missing := [name for name in wanted if name not in own]:
         raise CheckpointError(
             checkpoint.path,
@@ -227,22 +228,7 @@ def _own(
                 f"{tuple(wanted[name].shape)}.",
                 "Check that config.json and the weight files belong together.",
             )
-    return own
-
-
-def _cast(weights: Tensors, dtype: mx.Dtype, family: Family) -> Tensors:
-    return {
-        name: value.astype(dtype)
-        if isinstance(value, mx.array)
-        and mx.issubdtype(value.dtype, mx.floating)
-        and family.casts(name)
-        else value
-        for name, value in weights.items()
-    }
-
-
-def _set_parameters(model: nn.Module, weights: Mapping[str, mx.array | Packed]) -> None:
-    model.load_weights(cast(list[tuple[str, mx.array]], list(weights.items())), strict=False)
+    return own, names
 
 
 def _some(names: list[str]) -> str:

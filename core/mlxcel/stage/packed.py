@@ -14,8 +14,6 @@ from typing import Any
 import attrs
 import mlx.core as mx
 
-from mlxcel.stage.contract import Progress
-
 BLOCK_BYTES = 4 << 20
 """How much of the result is computed at once, if its first axis can be cut that fine."""
 
@@ -108,21 +106,6 @@ def take_packed(
             settings["mode"],
         )
     return taken
-
-
-def unpack(tensors: dict[str, mx.array | Packed], progress: Progress) -> dict[str, mx.array]:
-    """All of ``tensors``, plain and evaluated one after the other; ``tensors`` is emptied."""
-    total, done = sum(value.nbytes for value in tensors.values()), 0
-    plain: dict[str, mx.array] = {}
-    for name in list(tensors):
-        value = tensors.pop(name)
-        plain[name] = value.unpack() if isinstance(value, Packed) else value
-        mx.eval(plain[name])
-        del value
-        mx.clear_cache()
-        done += plain[name].nbytes
-        progress(done, total)
-    return plain
 
 
 def _exact(part: mx.array) -> mx.array:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from mlxcel.tensor.options import TensorParallel
 from mlxcel.tensor.shard import REPLICATED, Shard, ShardStrategy
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class ShardPlan:
 
     Attributes:
         parameters: All parameters of the model by their path, each with its shard.
-        communications: In the order of a forward pass. Those of a parameter that is shared out
-            by its vocabulary count only where the operator asks for that.
+        communications: In the order of a forward pass.
     """
 
     parameters: Mapping[str, TensorShape]
@@ -62,22 +62,22 @@ class ShardPlan:
         """
         module, _, leaf = path.rpartition(".")
         if path not in self.parameters and f"{module}.weight" in self.parameters:
-            if leaf in _COMPANIONS:
-                return self.parameters[f"{module}.weight"].shard
+            shard = self.parameters[f"{module}.weight"].shard
+            # nvfp4's overall scale is one number, or one for each expert of a stack
+            if leaf in _COMPANIONS or shard.strategy is ShardStrategy.EXPERT:
+                return shard
             if leaf == "global_scale":
                 return REPLICATED
         return self.parameters[path].shard
 
     def divides(self, ranks: int) -> bool:
-        """Whether the model can be split over ``ranks``; a vocabulary need not divide."""
+        """Whether the model can be split over ``ranks``."""
         return not any(self.obstacles(ranks))
 
     def obstacles(self, ranks: int) -> Iterator[str]:
         """The paths of the parameters that cannot be shared out to ``ranks``."""
         for path, parameter in self.parameters.items():
             shard = parameter.shard
-            if shard.strategy in (ShardStrategy.REPLICATED, ShardStrategy.VOCAB):
-                continue
             if not shard.divides(parameter.shape[shard.axis], ranks):
                 yield path
 
@@ -86,16 +86,40 @@ class ShardPlan:
         return tuple(ranks for ranks in range(1, most + 1) if self.divides(ranks))
 
 
-def plan_of(shapes: Iterable[TensorShape]) -> ShardPlan:
-    """The plan of a model whose parameters are ``shapes``, in the order of a forward pass."""
-    parameters = {shape.name: shape for shape in shapes}
+def plan_of(shapes: Iterable[TensorShape], options: TensorParallel) -> ShardPlan:
+    """The plan of a model whose parameters are ``shapes``, in the order of a forward pass.
+
+    A tied table is shared out only if both the embedding and the head are to be.
+    """
+    whole = {shape.name: shape for shape in shapes}
+    tied = not any(_is_head(path) for path in whole)
+    parameters: dict[str, TensorShape] = {}
     communications: dict[Communication, None] = {}
-    for path, parameter in parameters.items():
-        communications |= dict.fromkeys(_after(path, parameter))
+    for path, parameter in whole.items():
+        own = attrs.evolve(parameter, shard=_chosen(path, parameter.shard, options, tied=tied))
+        parameters[path] = own
+        # Where experts are shared out whole, their results are added at the same places.
+        after = own if own.shard.strategy is not ShardStrategy.EXPERT else parameter
+        communications |= dict.fromkeys(_after(path, after, tied=tied))
     return ShardPlan(parameters, tuple(communications))
 
 
-def _after(path: str, parameter: TensorShape) -> Iterator[Communication]:
+def _chosen(path: str, shard: Shard, options: TensorParallel, *, tied: bool) -> Shard:
+    """``shard`` as the operator's modes make it."""
+    if shard.strategy is not ShardStrategy.VOCAB:
+        return shard.chosen(options)
+    if tied:
+        shared = "vocab_parallel" == options.embedding == options.head
+    else:
+        shared = (options.head if _is_head(path) else options.embedding) == "vocab_parallel"
+    return shard if shared else REPLICATED
+
+
+def _is_head(path: str) -> bool:
+    return path.rpartition(".")[0].endswith("lm_head")
+
+
+def _after(path: str, parameter: TensorShape, *, tied: bool) -> Iterator[Communication]:
     """What the split of ``parameter`` asks for: its block's results are added, unless at once."""
     module = path.rpartition(".")[0]
     match parameter.shard:
@@ -106,6 +130,7 @@ def _after(path: str, parameter: TensorShape) -> Iterator[Communication]:
             assert block is not None, f"{path} is split by rows outside a layer"
             yield Communication(block[0], CommPattern.ALL_REDUCE)
         case Shard(strategy=ShardStrategy.VOCAB):
-            is_head = module.endswith("lm_head")
-            pattern = CommPattern.ALL_GATHER if is_head else CommPattern.ALL_REDUCE
-            yield Communication(module, pattern)
+            if not _is_head(path):
+                yield Communication(module, CommPattern.ALL_REDUCE)
+            if tied or _is_head(path):
+                yield Communication(module, CommPattern.ALL_GATHER)

@@ -2,7 +2,8 @@
 
 Axes are counted from the end, so that they are the same for the matrix of a linear layer
 [outputs, inputs] and for those of stacked experts [experts, outputs, inputs], and for what a
-packed matrix has beside it: its scales and biases are split as its weight is.
+packed matrix has beside it: its scales and biases are split as its weight is. Only the experts
+themselves are always the first axis, 0.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import enum
 
 import attrs
+
+from mlxcel.tensor.options import TensorParallel
 
 
 class ShardStrategy(enum.Enum):
@@ -22,7 +25,10 @@ class ShardStrategy(enum.Enum):
     """A share of its inputs: the ranks' results have to be added."""
 
     VOCAB = "vocab"
-    """A share of the vocabulary, if the operator asks for it; else all of it."""
+    """A share of the vocabulary; it need not divide."""
+
+    EXPERT = "expert"
+    """Whole experts, every one whose number leaves the rank as remainder."""
 
     REPLICATED = "replicated"
     """All of it."""
@@ -45,6 +51,7 @@ class Shard:
         counted: Attributes of the module or its owner that count what is split, under whichever
             of the names mlx-lm has for them; a rank divides them like the axis.
         at_once: The sum is needed right behind this module, not only behind its block.
+        stacked: It is of a stack of experts.
     """
 
     strategy: ShardStrategy = ShardStrategy.REPLICATED
@@ -55,16 +62,28 @@ class Shard:
     once: bool = False
     counted: tuple[str, ...] = ()
     at_once: bool = False
+    stacked: bool = False
 
     def of_bias(self) -> Shard:
         """How the bias of a layer is split whose weight is split like this."""
         if self.strategy is ShardStrategy.ROW:
-            return Shard(once=True)
+            return Shard(once=True, stacked=self.stacked)
         axis = -1 if self.axis == -2 else self.axis + 1
         return attrs.evolve(self, axis=axis, counted=(), at_once=False)
 
+    def chosen(self, options: TensorParallel) -> Shard:
+        """The same where the operator has chosen how experts are shared out."""
+        if self.stacked and options.moe == "expert_parallel":
+            return Shard(ShardStrategy.EXPERT, axis=0, stacked=True)
+        return self
+
     def divides(self, size: int, ranks: int) -> bool:
         """Whether an axis of ``size`` can be shared out to so many ``ranks``."""
+        match self.strategy:
+            case ShardStrategy.REPLICATED:
+                return True
+            case ShardStrategy.VOCAB | ShardStrategy.EXPERT:
+                return size >= ranks
         return all(self._divides(segment, ranks) for segment in self.segments or (size,))
 
     def parts(self, size: int, rank: int, ranks: int) -> tuple[range, ...]:
@@ -72,6 +91,13 @@ class Shard:
 
         The axis must be one that :meth:`divides`.
         """
+        match self.strategy:
+            case ShardStrategy.REPLICATED:
+                return (range(size),)
+            case ShardStrategy.VOCAB:
+                return (range(rank * size // ranks, (rank + 1) * size // ranks),)
+            case ShardStrategy.EXPERT:
+                return (range(rank, size, ranks),)
         parts, begin = [], 0
         for segment in self.segments or (size,):
             units = self.units or segment

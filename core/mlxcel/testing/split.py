@@ -35,6 +35,7 @@ from mlxcel.pipeline.operations import Extend, Filter, Merge, Operation
 from mlxcel.stage.arrays import from_wire, to_wire
 from mlxcel.stage.batch import BatchTable
 from mlxcel.stage.load import load_stage
+from mlxcel.tensor.options import TensorParallel
 
 HANDLE = 0
 
@@ -56,7 +57,10 @@ class Reference(Protocol):
 
 
 class Chain:
-    """A checkpoint in stages; between two of them the payload becomes bytes and back."""
+    """A checkpoint in stages; between two of them the payload becomes bytes and back.
+
+    With ``tensor``, every stage is all the ranks that share it.
+    """
 
     def __init__(
         self,
@@ -66,10 +70,20 @@ class Chain:
         dtype: str | None = None,
         *,
         dequantize: bool = False,
+        tensor: TensorParallel = TensorParallel(),
     ) -> None:
         checkpoint = family.open(path)
         self.stages = [
-            load_stage(checkpoint, family, r.start, r.stop, dtype, dequantize=dequantize)
+            load_stage(
+                checkpoint,
+                family,
+                r.start,
+                r.stop,
+                dtype,
+                dequantize=dequantize,
+                tensor=tensor,
+                ranks=range(tensor.size),
+            )
             for r in ranges
         ]
         self.tables = [BatchTable(stage.make_caches) for stage in self.stages]

@@ -69,7 +69,7 @@ class Generic(Family):
 
         return decoder(config, layer, tied=self.tied(config))
 
-    def shard_plan(self, config: ModelConfig) -> ShardPlan:
+    def shard_plan(self, config: ModelConfig, options: TensorParallel) -> ShardPlan:
         """None: nobody knows what may be split."""
         raise UnsupportedError(
             f"A {config.model_type} model cannot be split over ranks (--tp-size).",
