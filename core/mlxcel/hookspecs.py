@@ -37,9 +37,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec(firstresult=True)
-def mlxcel_build_executor(
-    spec: StageSpec, collectives: Collectives | None
-) -> StageExecutor | None:
+def mlxcel_build_executor(spec: StageSpec, collectives: Collectives | None) -> StageExecutor | None:
     """Build what runs one stage, or one rank of it.
 
     Runs: once per worker, in the thread that will run it, before anything is loaded.

@@ -82,6 +82,25 @@ class GrammarFailed(MlxcelError):
 
 
 @attrs.define(eq=False)
+class RankLost(MlxcelError):
+    """A rank of a stage that did not take part in what all ranks do together.
+
+    ``operation`` is what was to be done, ``how`` why it failed. The group is over.
+    """
+
+    stage: int
+    rank: int
+    operation: str
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} of stage {self.stage} is lost in {self.operation}: {self.how}. "
+            f"Look at its log; if it was only slow, give it more time with --tp-timeout."
+        )
+
+
+@attrs.define(eq=False)
 class WorkerFailed(MlxcelError):
     """A stage's process ended by an error; ``kind`` and ``text`` are the error as it was there."""
 

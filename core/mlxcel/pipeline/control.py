@@ -30,30 +30,38 @@ MAX_CONTROL = 1 << 20
 class Job:
     """Which stage to be.
 
-    ``credits`` are the steps in flight at most, ``timeout`` the seconds any wait may last.
+    ``credits`` are the steps in flight at most, ``timeout`` the seconds any wait may last, and
+    ``rank_timeout`` those that the other ranks of the stage may make this one wait for.
+    ``collectives`` is how the ranks reach each other: ``transport`` over the group's sockets,
+    else a backend of ``mx.distributed``, with the addresses of the ranks in ``fabric``.
     """
 
     spec: StageSpec
     credits: int
     timeout: float
+    rank_timeout: float = 30.0
+    collectives: str = "transport"
+    fabric: tuple[str, ...] = ()
 
 
 @attrs.frozen
 class DataSocket:
     """What the socket is that follows this message.
 
-    ``direction`` is the worker's: it receives steps or sends them on. ``name`` is the link's and
+    ``direction`` is the worker's: it receives steps or sends them on, or talks with ``rank`` of
+    its group. ``name`` is the link's and
     ``peer`` whoever is at the other end, for errors. ``transport`` is the plugin that carries the
     frames, with ``keys`` and for ``traffic``; empty for frames in the clear.
     """
 
-    direction: Literal["receive", "send"]
+    direction: Literal["receive", "send", "group"]
     name: str
     peer: str
     transport: str = ""
     keys: Keys | None = None
     traffic: TrafficClass = "pp_activation"
     options: TransportOptions = attrs.field(factory=TransportOptions)
+    rank: int = 0
 
 
 @attrs.frozen

@@ -15,9 +15,7 @@ def build_executor(
     plugins: Plugins, spec: StageSpec, collectives: Collectives | None = None
 ) -> StageExecutor:
     """The executor of ``spec``: a plugin's, or the family's own."""
-    executor: StageExecutor = plugins.hook.mlxcel_build_executor(
-        spec=spec, collectives=collectives
-    )
+    executor: StageExecutor = plugins.hook.mlxcel_build_executor(spec=spec, collectives=collectives)
     return executor
 
 

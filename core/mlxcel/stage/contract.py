@@ -13,7 +13,7 @@ from typing import Protocol
 import attrs
 
 from mlxcel.pipeline.step import Step, Tokens
-from mlxcel.tensor.options import TensorParallel
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 
 @attrs.frozen
@@ -36,7 +36,7 @@ class StageSpec:
     stop: int
     cast: str | None = None
     dequantize: bool = False
-    tensor: TensorParallel = TensorParallel()
+    tensor: TensorParallel = ALONE
     rank: int | None = None
 
     @property

@@ -46,12 +46,11 @@ def cut_shape(shape: Sequence[int], shard: Shard, rank: int, ranks: int) -> tupl
 def _cut(value: mx.array, shard: Shard, rank: int, ranks: int) -> mx.array:
     parts = shard.parts(value.shape[shard.axis], rank, ranks)
     # A slice would be a view of the whole tensor and keep all of it in memory.
-    return mx.take(value, mx.array(list(itertools.chain(*parts))), axis=shard.axis)
+    rows = mx.array(list(itertools.chain(*parts)), dtype=mx.int32)
+    return mx.take(value, rows, axis=shard.axis)
 
 
-def _cut_overall(
-    scale: mx.array | None, shard: Shard, rank: int, ranks: int
-) -> mx.array | None:
+def _cut_overall(scale: mx.array | None, shard: Shard, rank: int, ranks: int) -> mx.array | None:
     """One number, or one for each expert of a stack."""
     if scale is None or scale.size == 1 or shard.strategy is not ShardStrategy.EXPERT:
         return scale

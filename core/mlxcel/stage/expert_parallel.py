@@ -18,7 +18,7 @@ class ExpertParallel(nn.Module):
     """
 
     def __init__(self, experts: nn.Module, rank: int, size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.experts = experts
         self._rank = rank
         self._size = size

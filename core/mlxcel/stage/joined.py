@@ -49,17 +49,17 @@ def join(
             _replace(stage.model, path, ExpertParallel(stack, rank, joint.size))
     present = {_owner(local) for local in names}
     for communication in plan.communications:
-        path = whole.local_name(communication.path)
-        if path is None or not any(f"{module}.".startswith(f"{path}.") for module in present):
+        local = whole.local_name(communication.path)
+        if local is None or not any(f"{module}.".startswith(f"{local}.") for module in present):
             continue  # of another stage
         if (table := f"{communication.path}.weight") in plan.parameters:
             if plan.shard_of(table).strategy is ShardStrategy.VOCAB:
-                _share_vocabulary(stages, path, plan.parameters[table].shape[0], joint)
+                _share_vocabulary(stages, local, plan.parameters[table].shape[0], joint)
             continue
-        blocks = [_at(stage.model, path) for stage in stages]
+        blocks = [_at(stage.model, local) for stage in stages]
         if len(stages) > 1 and _takes_a_cache(blocks[0]):
-            whole.change_cache(path, lambda cache: RankCaches([cache] * len(stages)))
-        _replace(whole.model, path, Together(blocks, joint))
+            whole.change_cache(local, lambda cache: RankCaches([cache] * len(stages)))
+        _replace(whole.model, local, Together(blocks, joint))
     return whole
 
 

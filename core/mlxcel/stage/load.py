@@ -28,7 +28,7 @@ from mlxcel.stage.joined import join, narrow
 from mlxcel.stage.packed import Packed, take_packed
 from mlxcel.stage.together import Joint
 from mlxcel.tensor.collectives import Collectives
-from mlxcel.tensor.options import TensorParallel
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 # How Python names the first field that a config left out.
 _MISSING_FIELD = re.compile(
@@ -48,7 +48,7 @@ def load_stage(
     progress: Progress = lambda done, total: None,
     dequantize: bool = False,
     *,
-    tensor: TensorParallel = TensorParallel(),
+    tensor: TensorParallel = ALONE,
     ranks: range = range(1),
     collectives: Collectives | None = None,
 ) -> TransformerStage:
@@ -68,7 +68,10 @@ def load_stage(
     """
     stage_class = family.stage_class()
     models = [_build(stage_class, checkpoint) for _ in ranks]
-    weights = _sanitize(stage_class, models[0], _read(checkpoint, family), checkpoint)
+    read = _read(checkpoint, family)
+    # It may change the model too (Gemma 3 gives up its head where the table is the head).
+    weights, *_ = [_sanitize(stage_class, model, dict(read), checkpoint) for model in models]
+    del read
     packing = _packing(models[0], weights, checkpoint)
     tensors: Tensors = {**weights}
     if dequantize:

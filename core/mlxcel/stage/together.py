@@ -68,7 +68,7 @@ class Together(nn.Module):
     """
 
     def __init__(self, blocks: Sequence[nn.Module], joint: Joint) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.blocks = list(blocks)
         self._joint = joint
 

@@ -23,7 +23,7 @@ class VocabParallelEmbedding(nn.Module):
     def __init__(
         self, tables: Sequence[nn.Module], starts: Sequence[int], rows: int, joint: Joint
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tables = list(tables)
         self._starts = tuple(starts)
         self._rows = rows
@@ -54,7 +54,7 @@ class VocabParallelHead(nn.Module):
     """
 
     def __init__(self, heads: Sequence[nn.Module], rows: int, joint: Joint) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.heads = list(heads)
         self._rows = rows
         self._joint = joint

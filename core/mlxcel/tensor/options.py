@@ -27,3 +27,7 @@ class TensorParallel:
     moe: MoeMode = "expert_parallel"
     embedding: VocabMode = "replicated"
     head: VocabMode = "replicated"
+
+
+ALONE = TensorParallel()
+"""No tensor parallelism."""

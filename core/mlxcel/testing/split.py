@@ -35,7 +35,7 @@ from mlxcel.pipeline.operations import Extend, Filter, Merge, Operation
 from mlxcel.stage.arrays import from_wire, to_wire
 from mlxcel.stage.batch import BatchTable
 from mlxcel.stage.load import load_stage
-from mlxcel.tensor.options import TensorParallel
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 HANDLE = 0
 
@@ -70,7 +70,7 @@ class Chain:
         dtype: str | None = None,
         *,
         dequantize: bool = False,
-        tensor: TensorParallel = TensorParallel(),
+        tensor: TensorParallel = ALONE,
     ) -> None:
         checkpoint = family.open(path)
         self.stages = [

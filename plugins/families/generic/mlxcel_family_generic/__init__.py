@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
     from mlxcel.family.transformer import TransformerStage
+    from mlxcel.tensor.options import TensorParallel
     from mlxcel.tensor.plan import ShardPlan
     from mlxcel_family_generic.description import Description
 
