@@ -26,12 +26,13 @@ VALID = packed(
 
 
 def test_reads_names_types_and_shapes(tmp_path: Path) -> None:
-    """A header gives name, dtype, shape and bytes of each tensor; metadata is no tensor."""
+    """A header gives name, dtype, shape and place of each tensor; metadata is no tensor."""
     file = tmp_path / "m.safetensors"
     file.write_bytes(VALID)
+    data = len(VALID) - 26
     assert read_header(file) == {
-        "a": TensorHeader("a", "F32", (2, 3), 24, file),
-        "b": TensorHeader("b", "BF16", (), 2, file),
+        "a": TensorHeader("a", "F32", (2, 3), 24, file, data),
+        "b": TensorHeader("b", "BF16", (), 2, file, data + 24),
     }
 
 

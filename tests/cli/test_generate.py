@@ -288,6 +288,8 @@ def test_a_model_that_cannot_be_read(
         ["--pp-size", "2", "--prefill-chunk-size", "4"],
         ["--pp-size", "3", "--pp-micro-batch-size", "1"],
         ["--pp-size", "3", "--pp-micro-batch-size", "16", "--pp-wire"],
+        ["--tp-size", "2"],
+        ["--pp-size", "2", "--tp-size", "2", "--pp-wire"],
     ],
     ids=" ".join,
 )

@@ -315,3 +315,17 @@ def test_usage_says_what_was_known(tiny: Callable[..., Path], flag: str, known: 
         assert "prompt_tokens_details" not in used[0]
         cached = used[1].get("prompt_tokens_details", {}).get("cached_tokens", 0)
         assert cached == (used[1]["prompt_tokens"] - 1 if known else 0)
+
+
+def test_ranks_behind_http(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Two stages of two ranks, as processes, answer what one answers; the status says ranks."""
+    flags = ["--pp-size", "2", "--tp-size", "2"]
+    with server(tiny("llama"), *flags) as (process, url):
+        ready(process, url)
+        body = json.dumps({"prompt": "hello", "max_tokens": 8, "ignore_eos": True}).encode()
+        with urllib.request.urlopen(f"{url}/v1/completions", body, SECONDS) as response:
+            text = json.load(response)["choices"][0]["text"]
+        assert [stage["ranks"] for stage in get(f"{url}/status")[1]["stages"]] == [2, 2]
+    raw = ["-p", "hello", "-n", "8", "--no-chat-template", "--json"]
+    assert run(["generate", "-m", str(tiny("llama")), *raw]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["text"] == text

@@ -12,9 +12,26 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import attrs
 import pytest
 
-from mlxcel.cluster.secret import SECRET_FILE, create_secret
+from mlxcel.cluster.addresses import Address, parse_address
+from mlxcel.cluster.assign import assign
+from mlxcel.cluster.coordinator import Coordinator
+from mlxcel.cluster.introduce import introduce
+from mlxcel.cluster.options import ClusterOptions
+from mlxcel.cluster.remote_model import Wishes, make_offers, plan_remotely
+from mlxcel.cluster.remote_pipeline import running_remotely
+from mlxcel.cluster.secret import SECRET_FILE, create_secret, read_secret
+from mlxcel.engine.generation import Generation
+from mlxcel.engine.local import open_model, running
+from mlxcel.engine.slot import Request
+from mlxcel.pipeline.workers import WorkerPipeline
+from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import ALONE, TensorParallel
+from mlxcel.testing import tiny as tiny_checkpoints
+from mlxcel.transport import TransportOptions
+from mlxcel.transport.make import make_transport
 
 Serve = Callable[..., str]
 LISTENING = "listening on "
@@ -217,6 +234,72 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Path]) -> Path:
+    """A folder that peers hold: every tiny checkpoint there is."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in tiny_checkpoints.names():
+        (folder / name).symlink_to(tiny(name))
+    return folder
+
+
+SECONDS = 60.0
+
+
+def tokens(pipeline: WorkerPipeline) -> dict[int, list[int]]:
+    """Three prompts of unequal length, one row a slot so that every step has one shape."""
+    prompts = ([5, 3, 8, 13, 21, 34, 55], [2, 7], [1, 4, 9, 16, 25])
+    requests = [Request(i, tuple(prompt), 6) for i, prompt in enumerate(prompts)]
+    made: dict[int, list[int]] = {i: [] for i in range(len(prompts))}
+    for event in Generation(pipeline, requests, end_tokens=(), rows=1, chunk=3):
+        if event.token is not None:
+            made[event.index].append(event.token)
+    return made
+
+
+@attrs.frozen
+class Walk:
+    """Runs checkpoints in one process and through peers, with a coordinator in this process."""
+
+    plugins: Plugins
+
+    def alone(self, folder: Path) -> dict[int, list[int]]:
+        """What one process makes of the prompts."""
+        model = open_model(folder, self.plugins, dtype="float32", weights="quantized")
+        with running(model, credits=8, timeout=SECONDS) as pipeline:
+            return tokens(pipeline)
+
+    def through(
+        self, cluster: Cluster, folder: Path, stages: int, tensor: TensorParallel = ALONE
+    ) -> dict[int, list[int]]:
+        """What the first peers of ``cluster`` make of them."""
+        options = ClusterOptions(
+            stages=stages, tensor=tensor, control=Address("127.0.0.1", 19000)
+        )
+        addresses = [parse_address(address, "") for address in cluster.addresses]
+        topology = assign(options, addresses).topology
+        ours = introduce(
+            self.plugins, node="coordinator", role="coordinator", cluster=topology.name
+        )
+        transport = make_transport(self.plugins, "tcp", TransportOptions())
+        with Coordinator(read_secret(cluster.secret, "file"), ours, grace=30.0) as coordinator:
+            nodes = [(node.id, node.address) for node in topology.stages]
+            peers = coordinator.connect(nodes, SECONDS)
+            wishes = Wishes(dtype="float32", weights="quantized", context=64, tensor=tensor)
+            model = plan_remotely(folder, self.plugins, topology, peers, wishes, probe=True)
+            offers = make_offers(model, topology, ours, credits=8, timeout=SECONDS)
+            coordinator.bring_up(offers, SECONDS)
+            with running_remotely(
+                model, coordinator, transport, 30.0, SECONDS, credits=8
+            ) as pipeline:
+                return tokens(pipeline)
+
+
+@pytest.fixture(scope="session")
+def walk(plugins: Plugins) -> Walk:
+    return Walk(plugins)
 
 
 @pytest.fixture(scope="module")

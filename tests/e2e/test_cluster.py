@@ -13,24 +13,9 @@ from typing import Any
 import pytest
 
 from mlxcel.checkpoint.config import read_config
-from mlxcel.cluster.addresses import Address
-from mlxcel.cluster.coordinator import Coordinator
-from mlxcel.cluster.introduce import introduce
-from mlxcel.cluster.remote_model import Wishes, make_offers, plan_remotely
-from mlxcel.cluster.remote_pipeline import running_remotely
-from mlxcel.cluster.secret import read_secret
-from mlxcel.cluster.topology import Node, Topology
-from mlxcel.engine.generation import Generation
-from mlxcel.engine.local import open_model, running
-from mlxcel.engine.slot import Request
 from mlxcel.family.choose import choose_family
-from mlxcel.pipeline.workers import WorkerPipeline
 from mlxcel.plugins import Plugins
 from mlxcel.testing import tiny as checkpoints
-from mlxcel.transport import TransportOptions
-from mlxcel.transport.make import make_transport
-
-Tiny = Callable[..., Path]
 
 UNLIKE = ("deepseek_v3", "gemma4", "gpt_oss", "jamba", "llama", "qwen3_5")
 """What differs in what a boundary carries and in what stages keep."""
@@ -61,72 +46,13 @@ SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, tiny: Tiny) -> Path:
-    """A folder that peers hold: every tiny checkpoint there is."""
-    folder = tmp_path_factory.mktemp("models")
-    for name in checkpoints.names():
-        (folder / name).symlink_to(tiny(name))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def group(make_cluster: Callable[..., Any], models: Path) -> Any:
     """Three peers that compute as this process does."""
     return make_cluster([models] * 3, "--blas", "wheel")
 
 
-def tokens(pipeline: WorkerPipeline, end_tokens: tuple[int, ...] = ()) -> dict[int, list[int]]:
-    """Three prompts of unequal length, one row a slot so that every step has one shape."""
-    prompts = ([5, 3, 8, 13, 21, 34, 55], [2, 7], [1, 4, 9, 16, 25])
-    requests = [Request(i, tuple(prompt), 6) for i, prompt in enumerate(prompts)]
-    made: dict[int, list[int]] = {i: [] for i in range(len(prompts))}
-    for event in Generation(pipeline, requests, end_tokens=end_tokens, rows=1, chunk=3):
-        if event.token is not None:
-            made[event.index].append(event.token)
-    return made
-
-
-def through_peers(cluster: Any, folder: Path, plugins: Plugins, size: int) -> dict[int, list[int]]:
-    """What a cluster of ``size`` peers makes of the prompts, with a coordinator in this process."""
-    addresses = [Address(*_parts(address)) for address in cluster.addresses[:size]]
-    topology = Topology(
-        (
-            Node("coordinator", Address("127.0.0.1", 19000), "hybrid"),
-            *(
-                Node(f"stage-{i}", address, "pipeline_stage", i)
-                for i, address in enumerate(addresses)
-            ),
-        ),
-        pipeline_parallel_size=size,
-    )
-    ours = introduce(plugins, node="coordinator", role="coordinator", cluster=topology.name)
-    transport = make_transport(plugins, "tcp", TransportOptions())
-    with Coordinator(read_secret(cluster.secret, "file"), ours, grace=30.0) as coordinator:
-        nodes = [(node.id, node.address) for node in topology.stages]
-        peers = coordinator.connect(nodes, SECONDS)
-        wishes = Wishes(dtype="float32", weights="quantized", context=64)
-        model = plan_remotely(folder, plugins, topology, peers, wishes, probe=True)
-        coordinator.bring_up(
-            make_offers(model, topology, ours, credits=8, timeout=SECONDS), SECONDS
-        )
-        with running_remotely(model, coordinator, transport, 30.0, SECONDS, credits=8) as pipeline:
-            return tokens(pipeline)
-
-
-def in_one_process(folder: Path, plugins: Plugins) -> dict[int, list[int]]:
-    model = open_model(folder, plugins, dtype="float32", weights="quantized")
-    with running(model, credits=8, timeout=SECONDS) as pipeline:
-        return tokens(pipeline)
-
-
-def _parts(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
-
-
-def check(cluster: Any, models: Path, plugins: Plugins, name: str, size: int) -> None:
-    folder = models / name
-    assert through_peers(cluster, folder, plugins, size) == in_one_process(folder, plugins)
+def check(cluster: Any, walk: Any, folder: Path, size: int) -> None:
+    assert walk.through(cluster, folder, size) == walk.alone(folder)
 
 
 def test_every_family_is_walked(plugins: Plugins, models: Path) -> None:
@@ -147,18 +73,18 @@ def slow(*names: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", [*UNLIKE, *slow(*OTHERS, *VARIANTS)])
 def test_two_peers_make_the_tokens_of_one_process(
-    group: Any, models: Path, plugins: Plugins, name: str
+    group: Any, models: Path, walk: Any, name: str
 ) -> None:
     """Every family, split over two peers: token for token what one process makes."""
-    check(group, models, plugins, name, 2)
+    check(group, walk, models / name, 2)
 
 
 @pytest.mark.parametrize("name", ["llama", *slow(*(name for name in NAMES if name != "llama"))])
 def test_three_peers_make_the_tokens_of_one_process(
-    group: Any, models: Path, plugins: Plugins, name: str
+    group: Any, models: Path, walk: Any, name: str
 ) -> None:
     """A peer in the middle, which has neither embedding nor head, changes nothing."""
-    check(group, models, plugins, name, 3)
+    check(group, walk, models / name, 3)
 
 
 # Over HTTP.

@@ -59,6 +59,29 @@ def test_the_capital_of_france(
     assert result["tokens"] == expected
 
 
+@pytest.mark.parametrize(
+    "stages",
+    [["--pp-size", "1"], ["--pp-size", "2"], ["--pp-size", "2", "--pp-workers", "process"]],
+)
+def test_three_ranks_say_the_same(
+    demo_model: Path, expected: list[int], stages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its 9 heads on 3 keys can be shared by three ranks, in threads and in processes."""
+    flags = ["-p", QUESTION, "-n", "20", "--json", "--dtype", "float32", "--tp-size", "3", *stages]
+    assert run(["generate", "-m", str(demo_model), *flags]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[0])["tokens"] == expected
+    assert "decode path: native batched forward" in err.splitlines()
+
+
+def test_two_ranks_cannot_share_nine_heads(
+    demo_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be shared out is refused with the sizes that can."""
+    assert run(["generate", "-m", str(demo_model), "-p", QUESTION, "--tp-size", "2"]) == 2
+    assert "Legal sizes: 1, 3." in capsys.readouterr().err
+
+
 def test_split_equals_whole(demo_model: Path, family_of: Callable[[Path], Family]) -> None:
     """Cut at every third layer, every logit is the whole model's to the last bit."""
     ranges = [range(start, start + 3) for start in range(0, 30, 3)]

@@ -5,11 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxcel.engine.kv_manager import (
-    RejectionReason,
-    StageKVManager,
-    coordinated_admission_with_attribution,
-)
+from mlxcel.engine.kv_grid import coordinated_admission_with_attribution, grid_of
+from mlxcel.engine.kv_manager import RejectionReason, StageKVManager
 from mlxcel.family.caches import KVCacheKind, RotatingCacheKind, StateCacheKind
 from mlxcel.partition.cache_bytes import cache_bytes
 
@@ -59,11 +56,11 @@ def test_a_growing_batch_pays_only_the_difference() -> None:
 def test_all_stages_or_none() -> None:
     """One stage's refusal leaves every stage as it was, and says which one it is."""
     managers = [manager(None, 0), manager(3 * one(1, 10), 1), manager(None, 2)]
-    diagnostic = coordinated_admission_with_attribution(managers, 0, 2, 10)
+    diagnostic = coordinated_admission_with_attribution(grid_of(managers), 0, 2, 10)
     assert diagnostic is not None
     assert diagnostic.stage_index == 1
     assert [m.used for m in managers] == [0, 0, 0]
-    assert coordinated_admission_with_attribution(managers, 0, 1, 10) is None
+    assert coordinated_admission_with_attribution(grid_of(managers), 0, 1, 10) is None
     assert all(m.used == 3 * one(1, 10) for m in managers)
 
 

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from mlxcel.engine.kv_manager import StageKVManager
+from mlxcel.engine.engine import Settings
 from mlxcel.engine.limits import Limits
 from mlxcel.engine.local import open_model
 from mlxcel.engine.scheduler import Scheduler
 from mlxcel.engine.sequence import Sequence
+from mlxcel.engine.service import kv_managers
 from mlxcel.engine.slot import Request
 from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.family import Family
 from mlxcel.pipeline.step import Step, Tokens
 from mlxcel.plugins import Plugins
 from mlxcel.stage.executor import FamilyExecutor
+from mlxcel.tensor.options import TensorParallel
 
 STAGES = 2
 
@@ -38,29 +40,33 @@ def held(executor: FamilyExecutor) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "llama_sliding", "gemma4", "qwen3_5", "jamba", "deepseek_v3", "llama4"]
+    ("name", "ranks"),
+    [
+        *((name, 1) for name in ("llama", "llama_sliding", "gemma4", "qwen3_5", "jamba")),
+        *((name, 1) for name in ("deepseek_v3", "llama4")),
+        *((name, 2) for name in ("llama", "gemma4", "qwen3_5", "jamba", "deepseek_v3")),
+    ],
 )
-def test_caches_never_exceed_what_is_reserved(tiny: Callable[..., Path], name: str) -> None:
+def test_caches_never_exceed_what_is_reserved(
+    tiny: Callable[..., Path], name: str, ranks: int
+) -> None:
     """On every stage, after every step of a busy run with cancels, nbytes <= reserved."""
     folder = tiny(name)
     # Closing an executor gives up its thread's streams, so it gets a thread of its own.
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(busy_run, folder, random.Random(name)).result()
+        thread.submit(busy_run, folder, ranks, random.Random(name)).result()
 
 
-def busy_run(folder: Path, rng: random.Random) -> None:
+def busy_run(folder: Path, ranks: int, rng: random.Random) -> None:
     """Sequences come and go over two stages in this thread; every step is followed by a check."""
     plugins = Plugins.discover()
-    model = open_model(folder, plugins, size=STAGES)
+    model = open_model(folder, plugins, size=STAGES, tensor=TensorParallel(ranks))
     family = plugins.load("family", model.family)
     assert isinstance(family, Family)
-    kinds = family.caches(model.checkpoint.config)
     limits = Limits(parallel=8, batch=4, chunk=16)
-    managers, executors = [], []
+    managers = kv_managers(model, Settings(limits), [None] * STAGES)
+    executors = []
     for spec in model.specs:
-        managers.append(
-            StageKVManager(spec.index, kinds[spec.start : spec.stop], None, itemsize=4, chunk=16)
-        )
         executors.append(FamilyExecutor(spec, family))
         executors[-1].load(lambda done, total: None)
     scheduler = Scheduler(STAGES, managers, (), limits)

@@ -61,3 +61,31 @@ def test_biases(shard: Shard, bias: Shard) -> None:
 def test_the_vocabulary() -> None:
     """A table is shared out by its rows."""
     assert (VOCAB.strategy, VOCAB.axis) == (ShardStrategy.VOCAB, -2)
+
+
+@pytest.mark.parametrize(
+    ("shard", "one", "two", "all_four"),
+    [
+        (REPLICATED, (8, 6), (8, 6), (8, 6)),
+        (Shard(once=True), (8, 6), (8, 6), (8, 6)),
+        (column(), (2, 6), (4, 6), (8, 6)),
+        (column(2, repeats=True), (4, 6), (8, 6), (16, 6)),
+        (Shard(ShardStrategy.ROW, -2), (2, 6), (4, 6), (8, 6)),
+        (Shard(ShardStrategy.VOCAB, -1), (8, 1), (8, 3), (8, 6)),
+        (Shard(ShardStrategy.EXPERT, 0), (2, 6), (4, 6), (8, 6)),
+    ],
+)
+def test_what_ranks_hold(
+    shard: Shard, one: tuple[int, ...], two: tuple[int, ...], all_four: tuple[int, ...]
+) -> None:
+    """What is replicated a worker has once, however many ranks it is; repeated units each has."""
+    found = [shard.held((8, 6), range(ranks), 4) for ranks in (1, 2, 4)]
+    assert found == [one, two, all_four]
+
+
+def test_groups_bind_inputs_only() -> None:
+    """A group lies along the inputs: cutting the outputs divides none."""
+    assert column().divides(128, 4, group=64)
+    assert row().divides(128, 2, group=64)
+    assert not row().divides(128, 4, group=64)
+    assert not row(4).divides(2, 4)  # of four heads there are only two groups

@@ -55,6 +55,7 @@ class TensorHeader:
         shape: Its dimensions; empty for a scalar.
         nbytes: Bytes it takes in the file.
         file: The safetensors file that holds it.
+        offset: Bytes of the file before it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class TensorHeader:
     shape: tuple[int, ...]
     nbytes: int
     file: Path
+    offset: int = 0
 
 
 def read_header(file: Path) -> dict[str, TensorHeader]:
@@ -95,10 +97,10 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
                 )
     except OSError as error:
         raise CheckpointError(file, f"cannot be read ({error.strerror}).", _AGAIN) from error
-    return _parse(header, data_bytes=size - 8 - length, file=file)
+    return _parse(header, data_start=8 + length, data_bytes=size - 8 - length, file=file)
 
 
-def _parse(header: bytes, data_bytes: int, file: Path) -> dict[str, TensorHeader]:
+def _parse(header: bytes, data_start: int, data_bytes: int, file: Path) -> dict[str, TensorHeader]:
     try:
         entries = json.loads(header, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -108,20 +110,21 @@ def _parse(header: bytes, data_bytes: int, file: Path) -> dict[str, TensorHeader
     entries.pop("__metadata__", None)
     tensors, spans = {}, []
     for name, entry in entries.items():
-        tensors[name], span = _tensor(name, entry, file)
-        spans.append((*span, name))
+        tensor = _tensor(name, entry, data_start, file)
+        tensors[name] = tensor
+        spans.append((tensor.offset, tensor.offset + tensor.nbytes, name))
     spans.sort()
-    end, last = 0, ""
+    end, last = data_start, ""
     for begin, stop, name in spans:
         if begin < end:
             raise _malformed(file, f"tensors {last!r} and {name!r} overlap")
         end, last = stop, name
-    if end > data_bytes:
-        raise CheckpointError(file, f"is cut short: {end - data_bytes} bytes are missing.", _AGAIN)
+    if missing := max(0, end - data_start - data_bytes):
+        raise CheckpointError(file, f"is cut short: {missing} bytes are missing.", _AGAIN)
     return tensors
 
 
-def _tensor(name: str, entry: Any, file: Path) -> tuple[TensorHeader, tuple[int, int]]:
+def _tensor(name: str, entry: Any, data_start: int, file: Path) -> TensorHeader:
     if not isinstance(entry, dict):
         raise _malformed(file, f"tensor {name!r} is no object")
     dtype: Any = entry.get("dtype")
@@ -136,7 +139,7 @@ def _tensor(name: str, entry: Any, file: Path) -> tuple[TensorHeader, tuple[int,
     nbytes = span[1] - span[0]
     if nbytes * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
         raise _malformed(file, f"tensor {name!r} is {dtype} {shape} but holds {nbytes} bytes")
-    return TensorHeader(name, dtype, tuple(shape), nbytes, file), (span[0], span[1])
+    return TensorHeader(name, dtype, tuple(shape), nbytes, file, data_start + span[0])
 
 
 def _counts(value: Any) -> bool:

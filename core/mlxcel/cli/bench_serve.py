@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mlxcel.cli.generate import LONGEST_WAIT
-from mlxcel.cli.model_flags import check_bounds
+from mlxcel.cli.model_flags import LONGEST_WAIT, check_bounds
 from mlxcel.cli.progress import CountingBar
 from mlxcel.errors import UsageError
 

@@ -16,9 +16,9 @@ import attrs
 from mlxcel.cli.chat_input import open_input
 from mlxcel.cli.chat_screen import Screen
 from mlxcel.cli.chat_session import Message, Session
-from mlxcel.cli.generate import LONGEST_WAIT, add_model_flags, micro_batch
-from mlxcel.cli.model_flags import check_bounds
-from mlxcel.cli.plugins import discover
+from mlxcel.cli.generate import add_model_flags, micro_batch
+from mlxcel.cli.given_flags import record_given
+from mlxcel.cli.model_flags import LONGEST_WAIT, check_bounds
 from mlxcel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Model:
 def add_parser(subparsers: Any) -> None:
     """The flags of ``mlxcel chat``."""
     parser = subparsers.add_parser("chat", help="talk with a model, local or behind a URL")
+    record_given(parser)
     server = parser.add_argument_group("a server")
     server.add_argument("--url", help="base URL of a server that speaks OpenAI's API")
     server.add_argument("--served-model-name", metavar="NAME", help="the model there (the first)")
@@ -153,25 +154,16 @@ async def _with_name(model: Model) -> Model:
 
 def _backend(args: argparse.Namespace) -> MakeBackend:
     """A service of one conversation, which remembers how its prompts began."""
+    from mlxcel.cli.local_model import open_local_model, run_local_model
     from mlxcel.engine.engine import Settings
     from mlxcel.engine.limits import Limits
-    from mlxcel.engine.local import kv_budgets, open_model, running
+    from mlxcel.engine.local import kv_budgets
     from mlxcel.engine.service import Service
     from mlxcel.stage.blas import choose_blas
 
     limits = Limits(1, 1, micro_batch(args.pp_micro_batch_size), args.prefill_chunk_size)
     blas = choose_blas(args.blas, workers=args.pp_workers)
-    model = open_model(
-        args.model,
-        discover(args),
-        dtype=args.dtype,
-        size=args.pp_size,
-        layers=args.pp_layers,
-        by=args.pp_balance,
-        weights=args.weights,
-        fast_blas=blas.fast,
-        mirrors=args.allow_mirrored_kv,
-    )
+    model = open_local_model(args, blas)
     if not model.tokenizer.has_chat_template:
         raise UsageError(
             f"{args.model} has no chat template.",
@@ -179,14 +171,7 @@ def _backend(args: argparse.Namespace) -> MakeBackend:
         )
     for notice in (*model.notices, blas.notice):
         print(notice, file=sys.stderr)
-    run_model = partial(
-        running,
-        model,
-        timeout=args.pp_timeout,
-        workers=args.pp_workers,
-        environment=blas.environment,
-        wire=args.pp_wire,
-    )
+    run_model = run_local_model(args, model, blas)
     return partial(Service, model, run_model, Settings(limits), kv_budgets(model))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlxcel.cli.plugins import add_no_plugin, discover
 from mlxcel.cluster.secret import create_secret
-from mlxcel.cluster.topology_checks import check_supported
+from mlxcel.cluster.topology_checks import check_transport
 from mlxcel.cluster.topology_toml import read_topology
 
 
@@ -43,6 +43,7 @@ def run_secret(args: argparse.Namespace) -> int:
 def run_check(args: argparse.Namespace) -> int:
     """Read a TOML file as a node would."""
     topology = read_topology(args.file)
-    check_supported(topology, discover(args).names("transport"), str(args.file))
+    transports = discover(args).names("transport")
+    check_transport(topology.transport_backend, transports, f"{args.file}: transport_backend")
     print(topology.describe())
     return 0

@@ -16,7 +16,7 @@ _DEFAULTS = ClusterOptions()
 def add_cluster_flags(group: argparse._ActionsContainer) -> None:
     """What makes the command a coordinator or a peer."""
     group.add_argument(
-        "--pp-auto", type=int, metavar="N", help="coordinate N stages, each on a peer"
+        "--pp-auto", type=int, metavar="N", help="coordinate N stages, each on a peer, or each rank"
     )
     group.add_argument(
         "--pp-peer", action="store_true", help="hold a stage for a coordinator (-m: repeatable)"

@@ -10,9 +10,9 @@ import attrs
 
 from mlxcel.cli.cluster_flags import CONTROL_PORT
 from mlxcel.cli.flag_rules import check_rules
-from mlxcel.cli.generate import LONGEST_WAIT
 from mlxcel.cli.given_flags import given
-from mlxcel.cli.model_flags import check_bounds
+from mlxcel.cli.model_flags import LONGEST_WAIT, check_bounds
+from mlxcel.cli.tensor_flags import check_shared, tensor_options
 from mlxcel.cluster.addresses import (
     HIGHEST_PORT,
     Address,
@@ -29,7 +29,7 @@ from mlxcel.cluster.topology import (
     check_name,
     parse_role,
 )
-from mlxcel.cluster.topology_checks import check_supported, check_transport
+from mlxcel.cluster.topology_checks import check_transport
 from mlxcel.cluster.topology_toml import read_topology
 from mlxcel.errors import UsageError
 from mlxcel.plugins import Plugins
@@ -90,9 +90,9 @@ def _check_bounds(args: argparse.Namespace) -> None:
             (
                 "--pp-auto",
                 n,
-                n is None or 2 <= n <= LARGEST,
-                f"2 to {LARGEST} stages; a model that fits one machine needs no cluster: "
-                f"serve it there without --pp-auto",
+                n is None or (1 if args.tp_size > 1 else 2) <= n <= LARGEST,
+                f"2 to {LARGEST} stages, or 1 with --tp-size 2 or more; a model that fits one "
+                f"machine needs no cluster: serve it there without --pp-auto",
             ),
         ]
     )
@@ -194,6 +194,7 @@ def _auto(
         options,
         name=args.cluster_name,
         stages=args.pp_auto or 0,
+        tensor=tensor_options(args),
         transport=None if offered else args.transport_backend,
         control=_control(args, options, mdns),
         config_out=args.cluster_config_out,
@@ -202,10 +203,13 @@ def _auto(
         discovery_port=args.cluster_discovery_port,
         discovery_target=args.cluster_discovery_target,
     )
-    return options if options.is_peer else attrs.evolve(options, peers=_peers(args, mdns))
+    if options.is_peer:
+        return options
+    check_shared(args, options.tensor.size)
+    return attrs.evolve(options, peers=_peers(args, options, mdns))
 
 
-def _peers(args: argparse.Namespace, mdns: bool) -> tuple[Address, ...]:
+def _peers(args: argparse.Namespace, options: ClusterOptions, mdns: bool) -> tuple[Address, ...]:
     flag, text = "--cluster-peers", args.cluster_peers
     if mdns and text is not None:
         raise UsageError(
@@ -220,11 +224,14 @@ def _peers(args: argparse.Namespace, mdns: bool) -> tuple[Address, ...]:
             f"Give {flag} A,B with the HOST:PORT of each, or --cluster-discovery mdns.",
         )
     peers = parse_addresses(text, flag)
-    if len(peers) < args.pp_auto:
+    if len(peers) < options.places:
+        shared = options.tensor.size > 1
+        wanted = f"--pp-auto {args.pp_auto}" + f" --tp-size {options.tensor.size}" * shared
+        each = "rank of a stage" if shared else "stage"
         raise UsageError(
-            f"{flag} lists {len(peers)} of the {args.pp_auto} peers that --pp-auto "
-            f"{args.pp_auto} needs.",
-            "Every stage has a peer of its own: list more peers, or ask for fewer stages.",
+            f"{flag} lists {len(peers)} of the {options.places} peers that {wanted} needs.",
+            f"Every {each} has a peer of its own: list more peers, or ask for fewer stages"
+            f"{' or ranks' * shared}.",
         )
     return peers
 
@@ -274,12 +281,18 @@ def _manual(
 ) -> ClusterOptions:
     """The options of the node that the file or the flags say."""
     source = str(args.distributed_config)
-    check_supported(topology, transports, source)
-    if topology.pipeline_parallel_size < 2:
+    check_transport(topology.transport_backend, transports, f"{source}: transport_backend")
+    ranks = topology.tensor_parallel_size
+    if topology.pipeline_parallel_size * ranks < 2:
         raise UsageError(
-            f"{source}: pipeline_parallel_size is 1, and a pipeline needs 2 stages or more.",
+            f"{source}: pipeline_parallel_size and tensor_parallel_size are 1, and a cluster needs "
+            f"2 stages or more, or stages of 2 ranks or more.",
             "Serve a model that fits one machine there, without --distributed-config.",
         )
+    _must_agree(args, "--tp-size", args.tp_size, ranks, source)
+    tensor = attrs.evolve(tensor_options(args), size=ranks)
+    if options.is_coordinator:
+        check_shared(args, ranks)
     _must_agree(
         args, "--transport-backend", args.transport_backend, topology.transport_backend, source
     )
@@ -304,6 +317,7 @@ def _manual(
         name=topology.name,
         node=args.node_id,
         stages=topology.pipeline_parallel_size,
+        tensor=tensor,
         control=control,
         topology=topology,
         discovery_timeout=args.cluster_discovery_timeout,

@@ -21,6 +21,7 @@ from mlxcel.checkpoint.config import read_config
 from mlxcel.cli.plugins import discover
 from mlxcel.cli.progress import LoadingBars
 from mlxcel.cli.serve import engine_settings, kv_budget, server_options
+from mlxcel.cli.tensor_flags import tensor_options
 from mlxcel.cluster.agreement import differences, disagreements
 from mlxcel.cluster.assign import Assignment, assign
 from mlxcel.cluster.coordinator import Coordinator
@@ -31,7 +32,7 @@ from mlxcel.cluster.options import ClusterOptions
 from mlxcel.cluster.remote_model import CONTEXT, Wishes, make_offers, plan_remotely
 from mlxcel.cluster.remote_pipeline import running_remotely
 from mlxcel.cluster.resources import free_memory, kv_budgets
-from mlxcel.cluster.topology import COORDINATOR, Topology
+from mlxcel.cluster.topology import COORDINATOR, Node, Topology
 from mlxcel.cluster.topology_toml import emit_topology, write_topology
 from mlxcel.engine.limits import credits_for
 from mlxcel.engine.model import Model
@@ -87,8 +88,16 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
                     args.model, plugins, topology, peers, plan_wishes(args), probe=probe
                 )
             _show_plan(model, topology, peers)
-            credits = credits_for(len(peers), settings.limits)
-            offers = make_offers(model, topology, ours, credits=credits, timeout=args.pp_timeout)
+            credits = credits_for(topology.pipeline_parallel_size, settings.limits)
+            offers = make_offers(
+                model,
+                topology,
+                ours,
+                credits=credits,
+                timeout=args.pp_timeout,
+                collectives=args.tp_collectives,
+                rank_timeout=args.tp_timeout,
+            )
             phases.seconds.update(coordinator.bring_up(offers, ANSWER_SECONDS))
             if probe:
                 path = options.config_path(COORDINATOR)
@@ -98,10 +107,10 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
             make = partial(
                 Service,
                 model,
-                partial(_run, model, run),
+                partial(_run, topology.stages, run),
                 settings,
                 kv_budgets(model, peers, kv_budget(args)),
-                places=[node.id for node in topology.stages],
+                places=[stage.device_id for stage in model.plan.stages],
                 warm_up=not args.no_warmup,
                 on_ready=phases.show,
             )
@@ -168,12 +177,13 @@ def plan_wishes(args: argparse.Namespace) -> Wishes:
         context=args.ctx_size or CONTEXT,
         chunk=args.prefill_chunk_size,
         mirrors=args.allow_mirrored_kv,
+        tensor=tensor_options(args),
     )
 
 
 @contextmanager
 def _run(
-    model: Model, run: RunModel, *, credits: int, on_progress: OnProgress
+    nodes: Sequence[Node], run: RunModel, *, credits: int, on_progress: OnProgress
 ) -> Iterator[WorkerPipeline]:
     """Run the stages, and show on standard error how their loading goes."""
     bars = LoadingBars()
@@ -186,8 +196,8 @@ def _run(
         stack.callback(bars.close)
         pipeline = stack.enter_context(run(credits=credits, on_progress=progress))
         bars.close()
-        for stage, done in zip(model.plan.stages, pipeline.loaded, strict=True):
-            _say(f"{stage.device_id}: loaded {done.bytes / 1e6:.1f} MB in {done.seconds:.2f} s")
+        for node, done in zip(nodes, pipeline.loaded_ranks, strict=True):
+            _say(f"{node.id}: loaded {done.bytes / 1e6:.1f} MB in {done.seconds:.2f} s")
         yield pipeline
 
 
@@ -200,8 +210,8 @@ def _show_nodes(assignment: Assignment) -> None:
 def _show_plan(model: Model, topology: Topology, peers: Sequence[Introduction]) -> None:
     for notice in model.notices:
         _say(notice)
-    free = free_memory(peers)
-    for stage, node, memory in zip(model.plan.stages, topology.stages, free, strict=True):
+    for node, memory in zip(topology.stages, free_memory(peers), strict=True):
+        stage = model.plan.stages[node.stage or 0]
         room = f"of {memory / 1e9:.1f} GB free" if memory else "of unknown memory"
         _say(
             f"{node.id} @ {node.address}: layers {format_ranges([stage.layer_range])}, "

@@ -49,6 +49,25 @@ RULES = (
         "Leave it out.",
     ),
     Rule(
+        ("--tp-workers",),
+        LOCAL,
+        "every rank of a cluster is a process of its peer",
+        "Leave it out.",
+    ),
+    Rule(
+        (
+            "--tp-size",
+            "--tp-moe-mode",
+            "--tp-embedding-mode",
+            "--tp-lm-head-mode",
+            "--tp-collectives",
+            "--tp-timeout",
+        ),
+        LOCAL + COORDINATOR,
+        "a peer learns from the coordinator what its rank shares out, and with whom",
+        "Give it to the coordinator.",
+    ),
+    Rule(
         ("--pp-layers",),
         LOCAL + MANUAL,
         "the coordinator divides the layers by the memory that the peers report",

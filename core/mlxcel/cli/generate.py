@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxcel.cli.model_flags import add_stage_flags, add_type_flags, check_bounds
+from mlxcel.cli.given_flags import record_given
+from mlxcel.cli.model_flags import LONGEST_WAIT, add_stage_flags, add_type_flags, check_bounds
 from mlxcel.cli.output import JsonOutput, Output, TextOutput
-from mlxcel.cli.plugins import add_no_plugin, discover
+from mlxcel.cli.plugins import add_no_plugin
 from mlxcel.cli.progress import LoadingBars
+from mlxcel.cli.tensor_flags import add_rank_flags, add_tensor_flags
 from mlxcel.errors import UsageError
 from mlxcel.partition.report import PartitionQualityReport
 
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
     from mlxcel.engine.slot import Request
     from mlxcel.partition.plan import Plan
 
-LONGEST_WAIT = 1e6
-
 
 def add_parser(subparsers: Any) -> None:
     """The flags of ``mlxcel generate``."""
     parser = subparsers.add_parser("generate", help="generate text with a model on this machine")
+    record_given(parser)
     add_model_flags(parser)
     add_sampling_flags(parser)
     text = parser.add_argument_group("prompt")
@@ -68,6 +69,8 @@ def add_model_flags(
     )
     add_type_flags(model)
     add_stage_flags(model)
+    add_tensor_flags(model)
+    add_rank_flags(model)
     model.add_argument(
         "--pp-workers",
         default=workers,
@@ -114,8 +117,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or raises what went wrong."""
+    from mlxcel.cli.local_model import open_local_model, run_local_model
     from mlxcel.engine.generation import Generation
-    from mlxcel.engine.local import open_model, running
     from mlxcel.engine.pipeline_report import pipeline_report
     from mlxcel.engine.results import collect
     from mlxcel.engine.slot import credits_for, micro_batch_size
@@ -124,36 +127,20 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     blas = choose_blas(args.blas, workers=args.pp_workers)
-    model = open_model(
-        args.model,
-        discover(args),
-        dtype=args.dtype,
-        size=args.pp_size,
-        layers=args.pp_layers,
-        by=args.pp_balance,
-        weights=args.weights,
-        fast_blas=blas.fast,
-        mirrors=args.allow_mirrored_kv,
-    )
+    model = open_local_model(args, blas)
     requests = _requests(args, model, _prompts(args))
     stages = len(model.plan.stages)
     rows = micro_batch_size(len(requests), stages, micro_batch(args.pp_micro_batch_size))
-    for notice in model.notices:
+    for notice in (*model.notices, blas.notice):
         print(notice, file=sys.stderr)
-    print(blas.notice, file=sys.stderr)
     bars = LoadingBars()
-    with running(
-        model,
-        credits=credits_for(len(requests), stages, rows),
-        timeout=args.pp_timeout,
-        workers=args.pp_workers,
-        environment=blas.environment,
-        wire=args.pp_wire,
-        on_progress=bars,
-    ) as pipeline:
+    credits = credits_for(len(requests), stages, rows)
+    with run_local_model(args, model, blas)(credits=credits, on_progress=bars) as pipeline:
         bars.close()
         if args.verbose:
-            print(quality(model.plan, [stage.bytes for stage in pipeline.loaded]), file=sys.stderr)
+            each = model.tensor.size if model.apart else 1  # the plan's figures are of one worker
+            actual = [stage.bytes // each for stage in pipeline.loaded]
+            print(quality(model.plan, actual), file=sys.stderr)
         generation = Generation(
             pipeline,
             requests,

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from mlxcel.errors import UsageError
 
+LONGEST_WAIT = 1e6
+"""Seconds that any flag may ask to wait."""
+
 
 def add_stage_flags(group: argparse._ActionsContainer) -> None:
     """How many stages there are, and which layers each has."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mlxcel.cli.model_flags import add_stage_flags, add_type_flags
 from mlxcel.cli.plugins import add_no_plugin, discover
 from mlxcel.cli.size import parse_size
+from mlxcel.cli.tensor_flags import add_tensor_flags, tensor_options
 from mlxcel.errors import UsageError
 from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.memory import MemoryLimits
@@ -34,19 +35,20 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="show which layers each stage would get, and their memory",
-        description="Divide a model into stages without loading it. Exits with 1 if the stages "
-        "do not fit their memory.",
+        description="Divide a model into stages, and these over ranks, without loading it. Exits "
+        "with 1 if the stages do not fit their memory.",
     )
     parser.add_argument(
         "-m", "--model", required=True, type=Path, metavar="DIR", help="a folder, or a config.json"
     )
     add_stage_flags(parser)
+    add_tensor_flags(parser)
     add_type_flags(parser)
     parser.add_argument(
         "--memory",
         metavar="SIZES",
-        help="memory of all stages or of each, such as 16GB or 8GB,16GiB; auto: what is free "
-        "here, shared by all (unlimited)",
+        help="memory of all stages or of each (of one rank), such as 16GB or 8GB,16GiB; auto: what "
+        "is free here, shared by all (unlimited)",
     )
     parser.add_argument(
         "--reserve", default="0", metavar="SIZE", help="memory of each stage to leave free (0)"
@@ -67,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxcel.partition.consistency import oddities
     from mlxcel.partition.plan import make_plan
 
+    tensor = tensor_options(args)
     limits, workload = _limits(args), _workload(args)
     plugins = discover(args)
     _, family = choose_family(read_config(args.model), plugins)
@@ -84,19 +87,28 @@ def run(args: argparse.Namespace) -> int:
         workload=workload,
         limits=limits,
         mirrors=args.allow_mirrored_kv,
+        tensor=tensor,
+        apart=True,
     )
     report = PartitionQualityReport(plan.stages, plan.profile.groups)
     warnings = [*checkpoint.notices, *oddities(checkpoint)]
     if warning := report.warning():
         warnings.append(warning)
     about = [_origin(checkpoint), dtype.notice, *filter(None, [weights.notice])]
+    if tensor.size > 1:
+        about.insert(0, f"ranks: {tensor.size} share each stage; memory is that of one")
     if args.json:
         print("\n".join(about), file=sys.stderr)
         print(json.dumps(_as_json(plan, report, warnings), indent=2))
     else:
         from mlxcel.cli.plan_table import print_table
+        from mlxcel.cli.plan_tensors import print_tensors
 
         print_table(plan.stages, None if limits is None else limits.budgets(len(plan.stages)))
+        if plan.ranks is not None:
+            print()
+            print_tensors(plan.ranks)
+            print()
         print("\n".join([*about, *report.lines(), *warnings]))
     return 0
 
@@ -146,7 +158,7 @@ def _limits(args: argparse.Namespace) -> MemoryLimits | None:
 
 
 def _share_of_this_machine(args: argparse.Namespace) -> int:
-    """What each stage gets if all of them share the memory that is free here now."""
+    """What each rank of a stage gets if all of them share the memory that is free here now."""
     from mlxcel.checkpoint.weights_mode import available_memory
 
     free = available_memory()
@@ -156,7 +168,8 @@ def _share_of_this_machine(args: argparse.Namespace) -> int:
             "Give sizes such as 16GB.",
         )
     ranges = args.pp_layers.count(",") + 1 if args.pp_layers is not None else 1
-    return free // (args.pp_size or ranges)
+    workers: int = (args.pp_size or ranges) * args.tp_size
+    return free // workers
 
 
 def _workload(args: argparse.Namespace) -> Workload | None:
@@ -178,6 +191,8 @@ def _origin(checkpoint: Checkpoint) -> str:
 
 
 def _as_json(plan: Plan, report: PartitionQualityReport, warnings: Sequence[str]) -> dict[str, Any]:
+    from mlxcel.cli.plan_tensors import tensors_as_json
+
     return {
         "stages": [
             {
@@ -191,6 +206,8 @@ def _as_json(plan: Plan, report: PartitionQualityReport, warnings: Sequence[str]
             }
             for stage in plan.stages
         ],
+        "tensor_parallel_size": 1 if plan.ranks is None else plan.ranks.size,
+        "tensors": [] if plan.ranks is None else tensors_as_json(plan.ranks),
         "imbalance": report.imbalance if math.isfinite(report.imbalance) else None,
         "warnings": list(warnings),
         "adjacency": [

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlxcel.cli.cluster_flags import add_cluster_flags, add_discovery_flags
 from mlxcel.cli.cluster_options import cluster_options
-from mlxcel.cli.generate import LONGEST_WAIT, add_model_flags, micro_batch
+from mlxcel.cli.generate import add_model_flags, micro_batch
 from mlxcel.cli.given_flags import record_given
-from mlxcel.cli.model_flags import check_bounds
-from mlxcel.cli.plugins import discover
+from mlxcel.cli.model_flags import LONGEST_WAIT, check_bounds
 from mlxcel.cli.size import parse_size
 from mlxcel.errors import UsageError
 
@@ -95,7 +94,7 @@ def add_engine_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--kv-cache-budget",
         metavar="SIZE",
-        help="cache memory of each stage, such as 2GB or 2GiB (what is free)",
+        help="cache memory of each worker, such as 2GB or 2GiB (what is free)",
     )
     group.add_argument(
         "--prefix-cache",
@@ -150,7 +149,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_local(args: argparse.Namespace) -> int:
     """Serve a model on this machine until a signal."""
-    from mlxcel.engine.local import kv_budgets, open_model, running
+    from mlxcel.cli.local_model import open_local_model, run_local_model
+    from mlxcel.engine.local import kv_budgets
     from mlxcel.engine.service import Service
     from mlxcel.server.app import create_app
     from mlxcel.server.run import bind, serve, url_of
@@ -159,30 +159,13 @@ def run_local(args: argparse.Namespace) -> int:
     settings, options, budget = engine_settings(args), server_options(args), kv_budget(args)
     with bind(args.host, args.port) as sock:  # before anything that takes long
         blas = choose_blas(args.blas, workers=args.pp_workers)
-        model = open_model(
-            args.model,
-            discover(args),
-            dtype=args.dtype,
-            size=args.pp_size,
-            layers=args.pp_layers,
-            by=args.pp_balance,
-            weights=args.weights,
-            fast_blas=blas.fast,
-            mirrors=args.allow_mirrored_kv,
-        )
+        model = open_local_model(args, blas)
         for notice in (*model.notices, blas.notice):
             print(notice, file=sys.stderr)
-        run_model = partial(
-            running,
-            model,
-            timeout=args.pp_timeout,
-            workers=args.pp_workers,
-            environment=blas.environment,
-        )
         make = partial(
             Service,
             model,
-            run_model,
+            run_local_model(args, model, blas),
             settings,
             kv_budgets(model, budget),
             warm_up=not args.no_warmup,
@@ -243,7 +226,7 @@ def engine_settings(args: argparse.Namespace) -> Settings:
 
 
 def kv_budget(args: argparse.Namespace) -> int | None:
-    """The cache bytes of every stage, if the operator says."""
+    """The cache bytes of every worker, if the operator says."""
     flag, text = "--kv-cache-budget", args.kv_cache_budget
     return parse_size(text, flag) if text else None
 

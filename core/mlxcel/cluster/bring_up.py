@@ -48,7 +48,7 @@ class BringUp:
     """One bring-up as its coordinator sees it.
 
     Args:
-        offers: What each peer is offered, in the order of the stages.
+        offers: What each peer is offered, by place.
         addresses: Where each peer is, for errors.
         patience: Seconds that the peers may take to answer one question.
 
@@ -70,6 +70,7 @@ class BringUp:
         self._patience = patience
         self._waiting: set[int] = set()
         self._failures: dict[int, PeerFailure] = {}
+        self._fabric: dict[int, str] = {}
         self._began = 0.0
         self.deadline = 0.0
         """When to call :meth:`tick`, if nothing happens before."""
@@ -94,6 +95,8 @@ class BringUp:
         if not isinstance(message, _YES[self.phase]):
             said = f"it answered the {self.phase} with {type(message).__name__}."
             return self._fail(peer, "protocol", f"{said} Upgrade all nodes together.", now)
+        if isinstance(message, Accepted):
+            self._fabric[peer] = message.fabric
         self._waiting.discard(peer)
         return self._proceed(now)
 
@@ -119,8 +122,15 @@ class BringUp:
         self._waiting = set(peers)
         if phase == "offer":
             return [Send(peer, self._offers[peer]) for peer in peers]
-        message = Commit(self._session) if phase == "commit" else Activate(self._session)
-        return [Send(peer, message) for peer in peers]
+        if phase == "commit":
+            return [Send(peer, Commit(self._session)) for peer in peers]
+        return [Send(peer, Activate(self._session, self._fabric_of(peer))) for peer in peers]
+
+    def _fabric_of(self, peer: int) -> tuple[str, ...]:
+        """Where the ranks of a peer's stage said that their own connections are to be."""
+        stage = self._offers[peer].stage
+        ranks = [other for other, offer in enumerate(self._offers) if offer.stage == stage]
+        return tuple(self._fabric[other] for other in ranks if self._fabric[other])
 
     def _proceed(self, now: float) -> list[Send]:
         if self._waiting:

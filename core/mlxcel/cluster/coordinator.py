@@ -43,11 +43,11 @@ Dial = Callable[[Address, ClusterSecret, Introduction, float], Awaitable[Session
 class Listener(Protocol):
     """Whoever runs the stages; all calls come from the control plane's thread."""
 
-    def report(self, stage: int, report: Report) -> None:
-        """The worker of ``stage`` says something."""
+    def report(self, peer: int, report: Report) -> None:
+        """The worker of a peer, by its place in the order of the members, says something."""
 
-    def lost(self, stage: int, error: PeerLost) -> None:
-        """The peer of ``stage`` is lost; said once for each."""
+    def lost(self, peer: int, error: PeerLost) -> None:
+        """A peer is lost; said once for each."""
 
     def tick(self, now: float) -> None:
         """Some time has passed; ``now`` is :func:`time.monotonic`."""
@@ -55,7 +55,7 @@ class Listener(Protocol):
 
 @attrs.define(eq=False)
 class Member:
-    """A peer of the cluster, and the stage that it is to be."""
+    """A peer of the cluster, and the node that it is to be."""
 
     node: str
     address: Address
@@ -77,6 +77,9 @@ class Coordinator:
         introduction: What to say of this node.
         grace: Seconds of silence after which a peer or its worker counts as lost.
         dial: For tests.
+
+    Attributes:
+        members: The peers, stage after stage, and in each its ranks.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Coordinator:
         self._bring_up: BringUp | None = None
         self._moved = asyncio.Event()
         self._session = ""
+        self._places: tuple[tuple[int, int], ...] = ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -128,7 +132,7 @@ class Coordinator:
         """Connect to all peers side by side.
 
         Args:
-            peers: The node's name and the address of each, in the order of the stages.
+            peers: The node's name and the address of each, by place.
             timeout: Seconds that one attempt may take.
             patience, on_waiting: See :func:`mlxcel.cluster.muster.muster`.
 
@@ -145,7 +149,7 @@ class Coordinator:
         """Offer, commit and activate; when it returns, all peers are starting their stages.
 
         Args:
-            offers: One for each peer, in the order of the stages.
+            offers: One for each peer, by place.
             patience: Seconds that the peers may take to answer each question.
 
         Returns:
@@ -156,15 +160,15 @@ class Coordinator:
         """
         return self._wait(self._ask(offers, patience))
 
-    def open_link(self, stage: int, link: str, timeout: float) -> Session:
-        """A connection for data to the peer of ``stage``, for the link named ``link``.
+    def open_link(self, peer: int, link: str, timeout: float) -> Session:
+        """A connection for data to a peer, for the link named ``link``.
 
         Raises:
             DialError, DeadlineError: The peer could not be reached, or refuses.
         """
         purpose = Purpose("data", self._session, link, "pp_activation")
         introduction = attrs.evolve(self._introduction, purpose=purpose)
-        address = self.members[stage].address
+        address = self.members[peer].address
         return self._wait(self._dialled(address, introduction, timeout))
 
     def listen(self, listener: Listener) -> None:
@@ -176,9 +180,9 @@ class Coordinator:
         with contextlib.suppress(MlxcelError):
             self._wait(self._release(reason))
 
-    def offset(self, stage: int) -> float:
-        """Seconds that the clock of ``stage``'s peer is ahead of ours."""
-        return self.members[stage].clock.offset
+    def offset(self, peer: int) -> float:
+        """Seconds that the clock of a peer is ahead of ours."""
+        return self.members[peer].clock.offset
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work`` in the control plane's thread; Ctrl-C cancels it."""
@@ -223,6 +227,7 @@ class Coordinator:
         addresses = [str(member.address) for member in self.members]
         asking = self._bring_up = BringUp(offers, addresses, patience)
         self._session = offers[0].session
+        self._places = tuple(offer.place for offer in offers)
         self._early.clear()
         self._send_all(asking.begin(time.monotonic()))
         for peer, member in enumerate(self.members):
@@ -242,11 +247,11 @@ class Coordinator:
     def _listen(self, listener: Listener) -> None:
         self._listener = listener
         early, self._early = self._early, []
-        for stage, report in early:
-            listener.report(stage, report)
-        for stage, member in enumerate(self.members):
+        for peer, report in early:
+            listener.report(peer, report)
+        for peer, member in enumerate(self.members):
             if member.loss is not None:
-                listener.lost(stage, member.loss)
+                listener.lost(peer, member.loss)
 
     async def _release(self, reason: str) -> None:
         session, self._session = self._session, ""
@@ -299,7 +304,9 @@ class Coordinator:
                     member.clock.hear(sent, now, clock)
                 self._lose(self._detector.heard(peer, now, silent))
             case Reported(session, report):
-                if session != self._session or report.stage != peer:
+                if session != self._session:
+                    return
+                if (report.stage, report.rank) != self._places[peer]:
                     return
                 if self._listener is not None:
                     self._listener.report(peer, report)

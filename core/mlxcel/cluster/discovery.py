@@ -65,7 +65,7 @@ class Census:
 
 
 def find_peers(options: ClusterOptions) -> Found:
-    """The peers of a coordinator: those it was told, or at least as many as it has stages.
+    """The peers of a coordinator: those it was told, or at least as many as it needs.
 
     Blocks for up to ``options.discovery_timeout`` seconds.
 
@@ -79,7 +79,7 @@ def find_peers(options: ClusterOptions) -> Found:
     assert options.secret is not None, "beacons are signed"
     census = Census(options.secret, options.name)
     with listen_for_beacons(options.discovery_port) as sock:
-        return await_peers(sock, census, options.stages, options.discovery_timeout)
+        return await_peers(sock, census, options.places, options.discovery_timeout)
 
 
 def listen_for_beacons(port: int) -> socket.socket:

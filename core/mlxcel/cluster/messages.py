@@ -11,7 +11,9 @@ from typing import Literal
 
 import attrs
 
+from mlxcel.cluster.links import Link, links_of
 from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 RefusalReason = Literal[
     "checkpoint", "version", "cluster", "family", "memory", "plan", "transport", "busy", "config"
@@ -34,12 +36,15 @@ class ModelIdentity:
 
 @attrs.frozen
 class Offer:
-    """Coordinator to peer: the stage it is to be.
+    """Coordinator to peer: the stage it is to be, or the rank of one.
 
     ``start`` and ``stop`` are its layers, half-open. ``topology`` is the text of the cluster's
     TOML; ``digest`` the SHA-256 of the plan. ``plugins`` are the versions of the plugins in use,
-    ``bytes`` what the stage's weights need, ``following`` the address of the next stage's peer,
-    None for the last stage.
+    ``bytes`` what the peer's share of the weights needs. ``dials`` are the addresses of the nodes
+    that the peer connects to for data, by the name of the link (see :mod:`mlxcel.cluster.links`).
+
+    ``tensor`` says how many ranks share each stage, ``rank`` which of them the peer is.
+    ``collectives`` and ``rank_timeout`` are as in :class:`mlxcel.pipeline.control.Job`.
     """
 
     session: str
@@ -61,7 +66,34 @@ class Offer:
     transport: str
     credits: int
     timeout: float
-    following: str | None
+    dials: dict[str, str]
+    rank: int = 0
+    tensor: TensorParallel = ALONE
+    collectives: str = "transport"
+    rank_timeout: float = 30.0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its stage and its rank."""
+        return self.stage, self.rank
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """All connections for data of its place."""
+        return links_of(self.stage, self.rank, self.stages, self.tensor.size)
+
+    @property
+    def title(self) -> str:
+        """What the peer is to be, in words."""
+        stage = f"stage {self.stage}"
+        return stage if self.tensor.size == 1 else f"rank {self.rank} of {stage}"
+
+    @property
+    def long_title(self) -> str:
+        """The same, and of how many."""
+        stage = f"stage {self.stage} of {self.stages}"
+        ranks = self.tensor.size
+        return stage if ranks == 1 else f"rank {self.rank} of {ranks} of {stage}"
 
 
 @attrs.frozen
@@ -73,9 +105,14 @@ class Commit:
 
 @attrs.frozen
 class Activate:
-    """Coordinator to peer: all have committed; write the TOML and start the stage."""
+    """Coordinator to peer: all have committed; write the TOML and start the stage.
+
+    ``fabric`` are the addresses that the ranks of the peer's stage reach each other at, where
+    their collectives do not go over the cluster's own connections.
+    """
 
     session: str
+    fabric: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -95,9 +132,10 @@ class Ping:
 
 @attrs.frozen
 class Accepted:
-    """Peer to coordinator: the offer can be met."""
+    """Peer to coordinator: the offer can be met; ``fabric`` is its own, see :class:`Activate`."""
 
     session: str
+    fabric: str = ""
 
 
 @attrs.frozen

@@ -11,7 +11,7 @@ from mlxcel.cluster.agreement import disagreements
 from mlxcel.cluster.identity import Checkpoints
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.messages import Offer, RefusalReason, Refused
-from mlxcel.cluster.topology import Topology
+from mlxcel.cluster.topology import LARGEST, Topology
 from mlxcel.cluster.topology_toml import emit_topology, parse_topology
 from mlxcel.errors import MlxcelError
 from mlxcel.family.contract import Family
@@ -112,8 +112,9 @@ def _memory(offer: Offer, standing: Standing) -> Iterator[_Objection]:
     if 0 < free < offer.bytes:
         yield (
             "memory",
-            f"the stage needs {offer.bytes} bytes, and {free} are free. End what uses memory on "
-            f"this peer, use more stages, or give it fewer layers (--pp-layers).",
+            f"{'its rank of ' * (offer.tensor.size > 1)}the stage needs {offer.bytes} bytes, and "
+            f"{free} are free. End what uses memory on this peer, use more stages or ranks, or "
+            f"give it fewer layers (--pp-layers).",
         )
 
 
@@ -124,22 +125,29 @@ def _place(offer: Offer, standing: Standing) -> Iterator[_Objection]:
         0 <= offer.stage < offer.stages
         and 0 <= offer.start < offer.stop <= offer.identity.layers
         and (offer.stage == 0) == (offer.start == 0)
-        and (offer.stage == offer.stages - 1) == (offer.following is None)
+        and 0 <= offer.rank < offer.tensor.size <= LARGEST
+        and set(offer.dials) == {link.name for link in offer.links if link.to is not None}
     ):
         yield (
             "plan",
             f"layers {offer.start} to {offer.stop - 1} of {offer.identity.layers} cannot be "
-            f"stage {offer.stage} of {offer.stages}. Install one version of mlxcel on all nodes.",
+            f"{offer.long_title}. Install one version of mlxcel on all nodes.",
         )
     try:
-        node = parse_topology(offer.topology, "the offered TOML").node(offer.node)
+        topology = parse_topology(offer.topology, "the offered TOML")
     except MlxcelError as error:
         yield "plan", f"{error} Install one version of mlxcel on all nodes."
         return
-    if node is None or node.stage != offer.stage:
+    node = topology.node(offer.node)
+    sizes = (topology.pipeline_parallel_size, topology.tensor_parallel_size)
+    if (
+        node is None
+        or (node.stage, node.rank or 0) != offer.place
+        or sizes != (offer.stages, offer.tensor.size)
+    ):
         yield (
             "plan",
-            f"the offered TOML does not make {offer.node!r} stage {offer.stage}. "
+            f"the offered TOML does not make {offer.node!r} {offer.long_title}. "
             f"Install one version of mlxcel on all nodes.",
         )
     if (own := standing.own_plan) is None:

@@ -10,6 +10,7 @@ import attrs
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.topology import DEFAULT_NAME, DEFAULT_TRANSPORT, Topology
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 Mode = Literal["local", "coordinator-auto", "coordinator-manual", "peer-auto", "peer-manual"]
 """What the command runs: no cluster, or a part of one, with a TOML file (manual) or without."""
@@ -30,6 +31,7 @@ class ClusterOptions:
         name: The cluster's name.
         node: This node's id in the TOML file; a peer without one learns it from the offer.
         stages: How many there are; 0 for a peer that does not know.
+        tensor: How many ranks share each of them, and what they share out; a peer does not know.
         control: Where a peer listens; what the TOML has for the coordinator, which nobody dials.
             The host may be unspecified and the port 0 where a beacon announces them.
         secret: None in local mode and in a static dry run.
@@ -52,6 +54,7 @@ class ClusterOptions:
     name: str = DEFAULT_NAME
     node: str = ""
     stages: int = 0
+    tensor: TensorParallel = ALONE
     control: Address | None = None
     secret: ClusterSecret | None = None
     topology: Topology | None = None
@@ -67,6 +70,11 @@ class ClusterOptions:
     heartbeat_grace: float = 5.0
     dry_run: bool = False
     notices: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> int:
+        """How many peers the cluster needs."""
+        return self.stages * self.tensor.size
 
     @property
     def is_peer(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
+
 from mlxcel.checkpoint.dtype import DtypeChoice
 from mlxcel.cluster.messages import Offer
 from mlxcel.cluster.plan_digest import plan_digest
@@ -20,8 +22,8 @@ def own_digest(
 ) -> str:
     """The digest of the plan that this node comes to from its TOML and its flags.
 
-    The types of the weights are the coordinator's choice, who knows all devices; they are taken
-    from the offer.
+    The types of the weights are the coordinator's choice, who knows all devices, and so is what
+    the ranks of a stage share out; they are taken from the offer.
 
     Args:
         folder: The checkpoint's.
@@ -32,6 +34,7 @@ def own_digest(
     family = plugins.load("family", offer.family)
     assert isinstance(family, Family)  # the loader has checked it
     limits, workload = with_caches(declared_limits(topology), wishes)
+    tensor = attrs.evolve(offer.tensor, size=topology.tensor_parallel_size)
     plan = make_plan(
         family.open(folder),
         family,
@@ -44,5 +47,8 @@ def own_digest(
         workload=workload,
         limits=limits,
         mirrors=wishes.mirrors,
+        tensor=tensor,
+        apart=tensor.size > 1,
     )
-    return plan_digest(offer.identity, offer.family, [stage.layer_range for stage in plan.stages])
+    ranges = [stage.layer_range for stage in plan.stages]
+    return plan_digest(offer.identity, offer.family, ranges, tensor)

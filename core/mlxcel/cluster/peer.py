@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -29,6 +29,7 @@ from mlxcel.cluster.heartbeat import ping_seconds
 from mlxcel.cluster.identity import Checkpoints
 from mlxcel.cluster.introduce import introduce
 from mlxcel.cluster.introduction import Introduction, Purpose
+from mlxcel.cluster.links import Link
 from mlxcel.cluster.messages import Offer, Ping, Pong, ToCoordinator, ToPeer
 from mlxcel.cluster.offers import OwnPlan, Standing, judge_offer
 from mlxcel.cluster.options import ClusterOptions
@@ -42,7 +43,6 @@ from mlxcel.cluster.peer_state import (
     Run,
     Send,
     Start,
-    outgoing_link,
 )
 from mlxcel.cluster.session import Session
 from mlxcel.cluster.sockets import hang_up
@@ -59,7 +59,7 @@ SEND_SECONDS = 5.0
 """How long the coordinator may take to accept a message of a few kilobytes."""
 
 DIAL_SECONDS = 10.0
-"""How long a link to the following peer may take to be made."""
+"""How long a link to another peer may take to be made."""
 
 
 class Peer:
@@ -195,8 +195,9 @@ class Peer:
         if not isinstance(self.state.verdict(session.peer), Accept):
             session.close()
         elif session.peer.purpose.kind == "data":
-            link = session.peer.purpose.link
-            self._add_link(link, "send" if link.endswith("-engine") else "receive", session)
+            assert self.state.offer is not None, "links are made within sessions"
+            links = {link.name: link for link in self.state.offer.links}
+            self._add_link(links[session.peer.purpose.link], session)
         else:
             self._channel = ControlChannel(session)
             self._do(self.state.connected(session.address, time.monotonic()))
@@ -244,8 +245,8 @@ class Peer:
                     self._spawn_in_session(self._judge(offer))
                 case Start(offer):
                     self._spawn_in_session(self._start(offer))
-                case Run(offer, folder):
-                    self._spawn_in_session(self._run(offer, folder))
+                case Run(offer, folder, fabric):
+                    self._spawn_in_session(self._run(offer, folder, fabric))
                 case Abandon():
                     self._abandon()
                 case HangUp():
@@ -275,7 +276,14 @@ class Peer:
             self._own_plan,
         )
         verdict = await asyncio.to_thread(judge_offer, offer, standing)
-        self._do(self.state.judged(offer, verdict, time.monotonic()))
+        fabric = str(self._free_port()) if offer.collectives != "transport" else ""
+        self._do(self.state.judged(offer, verdict, time.monotonic(), fabric))
+
+    def _free_port(self) -> Address:
+        """An address of this node that nobody uses now."""
+        host = (self.listening or self._control).host
+        with socket.create_server((host, 0)) as sock:
+            return Address(host, sock.getsockname()[1])
 
     async def _start(self, offer: Offer) -> None:
         problem = None
@@ -286,37 +294,38 @@ class Peer:
             except MlxcelError as error:
                 problem = str(error)
         self._do(self.state.written(offer, problem))
-        if problem is None and (link := outgoing_link(offer)) is not None:
-            await self._dial(offer, link)
+        if problem is None:
+            links = [link for link in offer.links if link.to is not None]
+            await asyncio.gather(*(self._dial(offer, link) for link in links))
 
-    async def _dial(self, offer: Offer, link: str) -> None:
-        """Make the link to the following stage's peer."""
-        assert offer.following is not None, "who has an outgoing link has somebody to dial"
-        purpose = Purpose("data", offer.session, link, "pp_activation")
+    async def _dial(self, offer: Offer, link: Link) -> None:
+        """Make the link to the next stage's peer, or to another rank of this stage."""
+        purpose = Purpose("data", offer.session, link.name, link.traffic)
         try:
-            address = parse_address(offer.following, "the following peer")
+            address = parse_address(offer.dials[link.name], f"the link {link.name}")
             session = await dial(address, self._secret, self._introduce(purpose), DIAL_SECONDS)
         except MlxcelError as error:
             self._do(self.state.failed(error))
         else:
-            self._add_link(link, "send", session)
+            self._add_link(link, session)
 
-    def _add_link(self, link: str, direction: Literal["receive", "send"], session: Session) -> None:
+    def _add_link(self, link: Link, session: Session) -> None:
         offer = self.state.offer
         assert offer is not None, "links are made within sessions"
         data = DataSocket(
-            direction,
-            f"the link {link}",
+            link.direction,
+            f"the link {link.name}",
             f"{session.peer.role} {session.address}",
             offer.transport,
             session.keys,
-            "pp_activation",
+            link.traffic,
             TransportOptions(spin=spin_for(_stages_here(offer))),
+            link.rank,
         )
-        self._links[link] = (data, session.take_socket())
-        self._do(self.state.linked(link))
+        self._links[link.name] = (data, session.take_socket())
+        self._do(self.state.linked(link.name))
 
-    async def _run(self, offer: Offer, folder: Path) -> None:
+    async def _run(self, offer: Offer, folder: Path, fabric: tuple[str, ...]) -> None:
         spec = StageSpec(
             folder,
             offer.family,
@@ -326,11 +335,14 @@ class Peer:
             offer.stop,
             offer.cast,
             offer.dequantize,
+            offer.tensor,
+            offer.rank if offer.tensor.size > 1 else None,
         )
+        job = Job(spec, offer.credits, offer.timeout, offer.rank_timeout, offer.collectives, fabric)
         worker = await self._armory.take()
         links, self._links = self._links, {}
         try:
-            worker.give(Job(spec, offer.credits, offer.timeout), links.values())
+            worker.give(job, links.values())
         except MlxcelError as error:
             self._do(self.state.failed(error))
 
@@ -347,7 +359,7 @@ async def _deliver(channel: ControlChannel, message: ToCoordinator) -> None:
 
 
 def _stages_here(offer: Offer) -> int:
-    """How many stages of the cluster run on this machine, as far as its TOML shows."""
+    """How many workers of the cluster run on this machine, as far as its TOML shows."""
     topology = parse_topology(offer.topology, "the offered TOML")
     own = topology.node(offer.node)
     return sum(

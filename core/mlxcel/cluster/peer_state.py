@@ -66,10 +66,14 @@ class Start:
 
 @attrs.frozen
 class Run:
-    """Give the worker its job and its links; ``folder`` has the checkpoint."""
+    """Give the worker its job and its links.
+
+    ``folder`` has the checkpoint; ``fabric`` is as in :class:`Activate`.
+    """
 
     offer: Offer
     folder: Path
+    fabric: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -94,19 +98,6 @@ class Log:
 
 
 Effect = Send | Judge | Start | Run | Abandon | HangUp | Log
-
-
-def incoming_links(offer: Offer) -> frozenset[str]:
-    """The links that others dial: the one that brings steps, and the last stage's answers."""
-    last = offer.stage == offer.stages - 1
-    before = "engine" if offer.stage == 0 else str(offer.stage - 1)
-    links = {f"{before}-{offer.stage}"}
-    return frozenset(links | {f"{offer.stage}-engine"} if last else links)
-
-
-def outgoing_link(offer: Offer) -> str | None:
-    """The link that this stage dials; None for the last stage, whom the coordinator dials."""
-    return None if offer.following is None else f"{offer.stage}-{offer.stage + 1}"
 
 
 @attrs.define
@@ -138,6 +129,7 @@ class PeerState:
     sessions: int = attrs.field(default=0, init=False)
     broken_links: int = attrs.field(default=0, init=False)
     _folder: Path | None = attrs.field(default=None, init=False)
+    _fabric: tuple[str, ...] = attrs.field(default=(), init=False)
     _heard: float = attrs.field(default=0.0, init=False)
     _deadline: float | None = attrs.field(default=None, init=False)
     _links: set[str] = attrs.field(factory=set, init=False)
@@ -171,7 +163,9 @@ class PeerState:
             or purpose.session != self.offer.session
         ):
             return Refuse("it is in no session of that name. Start the coordinator again.")
-        if purpose.link not in incoming_links(self.offer) - self._links:
+        awaited = {link.name: link for link in self.offer.links if link.to is None}
+        link = awaited.get(purpose.link)
+        if link is None or purpose.link in self._links or purpose.traffic != link.traffic:
             return Refuse(f"it waits for no link {purpose.link!r}. Start the coordinator again.")
         return Accept()
 
@@ -206,8 +200,9 @@ class PeerState:
             case Commit() if self.state == "offered":
                 self.state, self._deadline = "committed", now + self.patience
                 return [Send(Committed(message.session))]
-            case Activate() if self.state == "committed":
+            case Activate(fabric=fabric) if self.state == "committed":
                 self.state, self._deadline = "starting", now + self.patience
+                self._fabric = fabric
                 self.sessions += 1
                 return [Start(self.offer)]
             case Release(reason=reason):
@@ -215,8 +210,14 @@ class PeerState:
         name = type(message).__name__
         return [*self._abandon(f"a {name} out of turn"), HangUp()]
 
-    def judged(self, offer: Offer, verdict: Path | Refused, now: float) -> list[Effect]:
-        """The offer has been looked at: the checkpoint's folder, or a refusal."""
+    def judged(
+        self, offer: Offer, verdict: Path | Refused, now: float, fabric: str = ""
+    ) -> list[Effect]:
+        """The offer has been looked at: the checkpoint's folder, or a refusal.
+
+        Args:
+            fabric: See :class:`Accepted`.
+        """
         if self.state != "judging" or offer is not self.offer:
             return []  # it has been withdrawn meanwhile
         if isinstance(verdict, Refused):
@@ -225,8 +226,8 @@ class PeerState:
         self.state, self._folder, self._deadline = "offered", verdict, now + self.patience
         layers = f"layers {offer.start}-{offer.stop - 1}"
         return [
-            Send(Accepted(offer.session)),
-            Log(f"accepted to be stage {offer.stage} of {offer.stages}: {layers} of {verdict}"),
+            Send(Accepted(offer.session, fabric)),
+            Log(f"accepted to be {offer.long_title}: {layers} of {verdict}"),
         ]
 
     def written(self, offer: Offer, problem: str | None) -> list[Effect]:
@@ -258,11 +259,11 @@ class PeerState:
         effects: list[Effect] = [Send(Reported(offer.session, report))]
         match report:
             case Loaded(_, size, seconds):
-                text = f"ready as stage {offer.stage}: {size} bytes in {seconds:.1f} s"
+                text = f"ready as {offer.title}: {size} bytes in {seconds:.1f} s"
                 effects.append(Log(text))
             case Failed(_, error):
                 self._goodbye = True
-                effects.append(Log(f"stage {offer.stage} has failed: {error}"))
+                effects.append(Log(f"{offer.title} has failed: {error}"))
             case Ended(cut=cut):
                 self._goodbye = True
                 if cut:
@@ -274,7 +275,7 @@ class PeerState:
         """The worker, or what should have become its links, is gone."""
         if self.offer is None or self._goodbye:
             return []
-        return self.reported(Failed(self.offer.stage, error))
+        return self.reported(Failed(self.offer.stage, error, self.offer.rank))
 
     # Time.
 
@@ -305,11 +306,8 @@ class PeerState:
         return self.failed(DeadlineError("the neighbours", missing, self.patience, _LOOK))
 
     def _missing(self) -> set[str]:
-        if self.offer is None:
-            return set()
-        outgoing = outgoing_link(self.offer)
-        wanted = incoming_links(self.offer) | ({outgoing} if outgoing else set())
-        return set(wanted - self._links)
+        links = () if self.offer is None else self.offer.links
+        return {link.name for link in links} - self._links
 
     def _proceed(self) -> list[Effect]:
         """The stage runs when all its links are made."""
@@ -317,7 +315,8 @@ class PeerState:
             return []
         assert self._folder is not None, "judged() has set it"
         self.state, self._deadline = "active", None
-        return [Run(self.offer, self._folder), Log(f"loading as stage {self.offer.stage}")]
+        run = Run(self.offer, self._folder, self._fabric)
+        return [run, Log(f"loading as {self.offer.title}")]
 
     def _abandon(self, reason: str) -> list[Effect]:
         """End the session, if there is any; the coordinator stays connected."""

@@ -12,10 +12,13 @@ from mlxcel.checkpoint.weights_mode import RESERVE_BYTES
 from mlxcel.cluster.identity import identify
 from mlxcel.cluster.introduce import used_plugins
 from mlxcel.cluster.introduction import Introduction
+from mlxcel.cluster.links import links_of
 from mlxcel.cluster.messages import Offer
+from mlxcel.cluster.node_registry import NodeRegistry
 from mlxcel.cluster.plan_digest import plan_digest
 from mlxcel.cluster.resources import declared_limits, reported_limits, weakest, with_reserve
-from mlxcel.cluster.topology import Topology
+from mlxcel.cluster.router import PipelineTensorParallelRouter
+from mlxcel.cluster.topology import Node, Topology
 from mlxcel.cluster.topology_toml import emit_topology
 from mlxcel.engine.model import Model, plan_model
 from mlxcel.errors import MemoryBudgetError
@@ -24,6 +27,7 @@ from mlxcel.partition.balance import BalanceBy
 from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.memory import MemoryLimits
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 CONTEXT = 2048
 """Tokens of one sequence that every plan leaves room for, unless the operator says otherwise."""
@@ -34,7 +38,7 @@ class Wishes:
     """What the operator wants of the plan; see the flags of ``mlxcel serve``.
 
     ``kv_budget`` are the cache bytes of every stage, ``context`` the tokens of one sequence that
-    must fit where there is no such budget.
+    must fit where there is no such budget. Of ``tensor`` the size is the topology's.
     """
 
     dtype: str = "auto"
@@ -45,6 +49,7 @@ class Wishes:
     context: int = CONTEXT
     chunk: int = 512
     mirrors: bool = False
+    tensor: TensorParallel = ALONE
 
 
 def plan_remotely(
@@ -56,7 +61,7 @@ def plan_remotely(
     *,
     probe: bool,
 ) -> Model:
-    """Divide the model at ``path`` among ``peers``, the stages of ``topology`` in their order.
+    """Divide the model at ``path`` among ``peers``, which hold the places of ``topology``.
 
     Args:
         probe: Whether the memory that peers report limits their stages. Without it only what
@@ -66,11 +71,13 @@ def plan_remotely(
         MemoryBudgetError: A peer has too little memory; the error names it.
         MlxcelError: See :func:`mlxcel.engine.model.plan_model`.
     """
+    ranks = topology.tensor_parallel_size
     limits, workload = with_caches(
-        reported_limits(peers) if probe else declared_limits(topology), wishes
+        reported_limits(peers, ranks) if probe else declared_limits(topology), wishes
     )
     layers = wishes.layers or topology_layers(topology)
-    nodes = [f"{node.id} @ {node.address}" for node in topology.stages]
+    registry = NodeRegistry(topology)
+    stages = [registry.nodes_at_stage(n) for n in range(topology.pipeline_parallel_size)]
     try:
         model = plan_model(
             path,
@@ -78,25 +85,27 @@ def plan_remotely(
             weakest(peers),
             dtype=wishes.dtype,
             weights=wishes.weights,
-            size=len(peers),
+            size=len(stages),
             layers=layers,
             by=wishes.by,
             workload=workload,
             limits=limits,
             mirrors=wishes.mirrors,
+            tensor=attrs.evolve(wishes.tensor, size=ranks),
+            apart=ranks > 1,
         )
     except MemoryBudgetError as error:
         raise attrs.evolve(
             error,
-            device=nodes[error.stage],
+            device=", ".join(f"{node.id} @ {node.address}" for node in stages[error.stage]),
             way_out=f"Free memory there ({RESERVE_BYTES} bytes of it stay in reserve), or use more "
             f"stages, quantized weights, or a smaller --ctx-size or --kv-cache-budget.",
         ) from None
-    stages = tuple(
-        attrs.evolve(stage, device_id=node.id)
-        for stage, node in zip(model.plan.stages, topology.stages, strict=True)
+    assigned = tuple(
+        attrs.evolve(stage, device_id=", ".join(node.id for node in nodes))
+        for stage, nodes in zip(model.plan.stages, stages, strict=True)
     )
-    return attrs.evolve(model, plan=attrs.evolve(model.plan, stages=stages))
+    return attrs.evolve(model, plan=attrs.evolve(model.plan, stages=assigned))
 
 
 def with_caches(
@@ -119,25 +128,34 @@ def topology_layers(topology: Topology) -> str | None:
 
 
 def make_offers(
-    model: Model, topology: Topology, ours: Introduction, *, credits: int, timeout: float
+    model: Model,
+    topology: Topology,
+    ours: Introduction,
+    *,
+    credits: int,
+    timeout: float,
+    collectives: str = "transport",
+    rank_timeout: float = 30.0,
 ) -> tuple[Offer, ...]:
-    """What each peer is to be; all offers are of one new session.
+    """What each peer is to be, by place; all offers are of one new session.
 
     Args:
         ours: The coordinator's introduction.
         credits: Steps in flight at most.
         timeout: Seconds that any one wait of a stage may last.
+        collectives, rank_timeout: See :class:`Offer`.
     """
     identity = identify(model.checkpoint.path)
     stages: tuple[StageAssignment, ...] = model.plan.stages
     session = secrets.token_hex(16)
-    digest = plan_digest(identity, model.family, [stage.layer_range for stage in stages])
+    ranges = [stage.layer_range for stage in stages]
+    digest = plan_digest(identity, model.family, ranges, model.tensor)
     text = emit_topology(topology)
-    addresses = [str(node.address) for node in topology.stages]
+    registry = NodeRegistry(topology)
     return tuple(
         Offer(
             session=session,
-            node=stage.device_id,
+            node=node.id,
             family=model.family,
             stage=stage.stage_index,
             stages=len(stages),
@@ -155,7 +173,25 @@ def make_offers(
             transport=topology.transport_backend,
             credits=credits,
             timeout=timeout,
-            following=following,
+            dials=_dials(registry, node),
+            rank=node.rank or 0,
+            tensor=model.tensor,
+            collectives=collectives,
+            rank_timeout=rank_timeout,
         )
-        for stage, following in zip(stages, [*addresses[1:], None], strict=True)
+        for stage in stages
+        for node in registry.nodes_at_stage(stage.stage_index)
     )
+
+
+def _dials(registry: NodeRegistry, node: Node) -> dict[str, str]:
+    """Where the nodes are that ``node`` connects to, by the name of the link."""
+    router = PipelineTensorParallelRouter(registry, node)
+    topology = registry.topology
+    sizes = topology.pipeline_parallel_size, topology.tensor_parallel_size
+    links = links_of(node.stage or 0, node.rank or 0, *sizes)
+    return {
+        link.name: str(router.route(*link.to, link.traffic).address)
+        for link in links
+        if link.to is not None
+    }

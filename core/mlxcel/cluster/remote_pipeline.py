@@ -11,6 +11,7 @@ import attrs
 
 from mlxcel.cluster.coordinator import Coordinator
 from mlxcel.cluster.heartbeat import DataPath
+from mlxcel.cluster.links import engine_links
 from mlxcel.engine.model import Model
 from mlxcel.engine.started import started
 from mlxcel.errors import ChannelClosed, MlxcelError, PeerLost, WorkerFailed
@@ -19,7 +20,7 @@ from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.report import Beat, Ended, Failed, Report
 from mlxcel.pipeline.socket_link import ConnectionInbox, ConnectionOutbox
 from mlxcel.pipeline.step import Step, StepFailed, Tokens
-from mlxcel.pipeline.workers import WorkerPipeline
+from mlxcel.pipeline.workers import CAUSE_SECONDS, WorkerPipeline
 from mlxcel.transport.contract import Connection, Transport
 
 DATA_GRACES = 2.0
@@ -29,14 +30,27 @@ LINK_SECONDS = 10.0
 """How long a connection for data may take to be made."""
 
 
+@attrs.frozen
+class _Cut:
+    """A peer that others say they miss, and ``loss``, what to say unless more is heard.
+
+    ``at`` is when, on this node's monotonic clock.
+    """
+
+    peer: int
+    loss: PeerLost
+    at: float
+
+
 class RemotePipeline(WorkerPipeline):
-    """One peer per stage, already activated.
+    """One peer per stage, or per rank of one, already activated.
 
     What goes wrong with a peer becomes a :class:`PeerLost` that names it. Times that peers
     measure with their own clocks are put right by the offsets of those.
 
     Args:
         coordinator: Connected and brought up; the pipeline releases its peers at the end.
+        ranks: How many of its members share a stage; they stand beside each other.
         transport: What carries the steps.
         grace: Seconds of silence after which a node counts as lost.
         credits, timeout: See :class:`WorkerPipeline`.
@@ -47,17 +61,19 @@ class RemotePipeline(WorkerPipeline):
         coordinator: Coordinator,
         transport: Transport,
         *,
+        ranks: int = 1,
         grace: float,
         credits: int,
         timeout: float,
     ) -> None:
-        super().__init__(len(coordinator.members), credits=credits, timeout=timeout)
+        stages = len(coordinator.members) // ranks
+        super().__init__(stages, credits=credits, timeout=timeout, ranks=ranks)
         self._coordinator = coordinator
         self._transport = transport
         self._path = DataPath(self.count, DATA_GRACES * grace)
-        self._ended_stages: set[int] = set()
+        self._ended_peers: set[int] = set()
         self._lost: PeerLost | None = None
-        self._cut: tuple[int, str] | None = None
+        self._cut: _Cut | None = None
         self._given_up = False
         self._changed = threading.Condition()
 
@@ -83,7 +99,7 @@ class RemotePipeline(WorkerPipeline):
 
     def take_hops(self) -> tuple[float, ...]:
         """See :meth:`WorkerPipeline.take_hops`."""
-        ahead = -self._coordinator.offset(self.count - 1)
+        ahead = -self._coordinator.offset(self._leader(self.count - 1))
         return _corrected(super().take_hops(), ahead)
 
     def stop(self, *, drain: bool = True) -> tuple[StageStatus, ...]:
@@ -95,74 +111,100 @@ class RemotePipeline(WorkerPipeline):
 
     # What the control plane tells, in its own thread.
 
-    def report(self, stage: int, report: Report) -> None:
+    def report(self, peer: int, report: Report) -> None:
         """See :class:`mlxcel.cluster.coordinator.Listener`."""
-        ahead = self._coordinator.offset(stage)
+        ahead = self._coordinator.offset(peer)
         match report:
-            case Failed(_, error):
-                member = self._coordinator.members[stage]
+            case Failed(error=WorkerFailed(lost=(int(stage), int(rank)), text=words)):
+                missed = stage * self.ranks + rank
+                what = f"the ranks of its stage miss it, though it answers ({words})"
+                known = range(self.count * self.ranks)
+                self._miss(peer, missed if missed in known else peer, what)
+            case Failed(error=error):
                 words = error.text if isinstance(error, WorkerFailed) else str(error)
-                self.lost(stage, PeerLost(member.node, str(member.address), words))
-            case Ended(_, _, first, last, cut):
+                self.lost(peer, self._loss(peer, words))
+            case Ended(first=first, last=last, cut=cut):
                 self.reports.put(
                     attrs.evolve(report, first=_ours(first, ahead), last=_ours(last, ahead))
                 )
-                with self._changed:
-                    self._ended_stages.add(stage)
-                    if cut and self._cut is None:
-                        self._cut = (stage, cut)  # the others end because of this one
-                    self._changed.notify_all()
+                what = f"a data link of it is broken, though it answers ({cut})"
+                self._miss(peer, peer if cut else None, what)
             case Beat(hops=hops):
-                self._path.beat(stage, report.busy, report.steps, time.monotonic())
-                sender = self._coordinator.offset(stage - 1) if stage else 0.0
+                steps = 0 if report.rank else report.steps  # all ranks take the same ones
+                self._path.beat(report.stage, report.busy, steps, time.monotonic())
+                before = peer - self.ranks
+                sender = self._coordinator.offset(before) if report.stage else 0.0
                 self.reports.put(attrs.evolve(report, hops=_corrected(hops, ahead - sender)))
             case _:
                 self.reports.put(report)
 
-    def lost(self, stage: int, error: PeerLost) -> None:
+    def lost(self, peer: int, error: PeerLost) -> None:
         """See :class:`mlxcel.cluster.coordinator.Listener`."""
         with self._changed:
             if self._given_up:
                 return
             self._lost, self._given_up = error, True
             self._changed.notify_all()
-        self.reports.put(Failed(stage, error))
+        self.reports.put(Failed(peer // self.ranks, error, peer % self.ranks))
         self._close_links(str(error))  # wakes the engine, which then finds the report
 
     def tick(self, now: float) -> None:
         """See :class:`mlxcel.cluster.coordinator.Listener`."""
+        cut = self._cut
+        if cut is not None and now - cut.at > CAUSE_SECONDS:
+            self.lost(cut.peer, cut.loss)  # nothing came that would explain it
         if (link := self._path.stuck(now)) is not None:
             _, receiver = link.split("-")
-            stage = self.count - 1 if receiver == "engine" else int(receiver)
-            member = self._coordinator.members[stage]
+            peer = self._leader(self.count - 1 if receiver == "engine" else int(receiver))
             what = (
                 f"nothing comes through the data link {link}, though the peers answer "
                 f"(a firewall, or a broken cable of the network for data)"
             )
-            self.lost(stage, PeerLost(member.node, str(member.address), what))
+            self.lost(peer, self._loss(peer, what))
+
+    def _miss(self, peer: int, missed: int | None, what: str) -> None:
+        """The worker of ``peer`` has ended; because of the peer ``missed``, unless that is None.
+
+        It ends all others in turn, so only the first to be missed counts.
+        """
+        with self._changed:
+            self._ended_peers.add(peer)
+            if missed is not None and self._cut is None and not self._given_up:
+                self._cut = _Cut(missed, self._loss(missed, what), time.monotonic())
+            self._changed.notify_all()
+
+    def _leader(self, stage: int) -> int:
+        """The member that is rank 0 of ``stage``."""
+        return stage * self.ranks
+
+    def _loss(self, peer: int, what: str) -> PeerLost:
+        member = self._coordinator.members[peer]
+        return PeerLost(member.node, str(member.address), what)
 
     def _launch(self) -> tuple[Outbox, Inbox]:
         self._coordinator.listen(self)
         last = self.count - 1
-        there = self._connect(0, "engine-0")
+        first_link, last_link = engine_links(self.count, self.ranks)
+        there = self._connect(0, first_link)
         try:
-            back = self._connect(last, f"{last}-engine")
+            back = self._connect(self._leader(last), last_link)
         except BaseException:
             there.close()
             raise
         first = ConnectionOutbox(there, "engine to stage 0", self.timeout, lambda value: value)
         return first, ConnectionInbox(back, f"stage {last} to engine", self.credits + 1)
 
-    def _connect(self, stage: int, link: str) -> Connection:
-        session = self._coordinator.open_link(stage, link, LINK_SECONDS)
+    def _connect(self, peer: int, link: str) -> Connection:
+        session = self._coordinator.open_link(peer, link, LINK_SECONDS)
         return self._transport.connection(
             session.take_socket(), session.keys, session.address, "pp_activation"
         )
 
     def _join(self, deadline: float) -> None:
+        members = self._coordinator.members
         with self._changed:
             self._changed.wait_for(
-                lambda: self._given_up or len(self._ended_stages) == self.count,
+                lambda: self._given_up or len(self._ended_peers) == len(members),
                 max(0.0, deadline - time.monotonic()),
             )
             self._given_up = True  # what closes from now on is no failure
@@ -181,12 +223,9 @@ class RemotePipeline(WorkerPipeline):
         if self._lost is not None:
             return self._lost
         if self._cut is not None:
-            stage, cut = self._cut
-            what = f"a data link of it is broken, though it answers ({cut})"
-        else:
-            stage, what = 0 if closed.name.startswith("engine") else self.count - 1, str(closed)
-        member = self._coordinator.members[stage]
-        return PeerLost(member.node, str(member.address), what)
+            return self._cut.loss
+        stage = 0 if closed.name.startswith("engine") else self.count - 1
+        return self._loss(self._leader(stage), str(closed))
 
 
 @contextmanager
@@ -206,7 +245,14 @@ def running_remotely(
         model: What the peers have been offered.
         coordinator, transport, grace, timeout, credits: See :class:`RemotePipeline`.
     """
-    pipeline = RemotePipeline(coordinator, transport, grace=grace, credits=credits, timeout=timeout)
+    pipeline = RemotePipeline(
+        coordinator,
+        transport,
+        ranks=model.tensor.size,
+        grace=grace,
+        credits=credits,
+        timeout=timeout,
+    )
     with started(pipeline, model, on_progress):
         yield pipeline
 

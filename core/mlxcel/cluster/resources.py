@@ -1,4 +1,7 @@
-"""What the peers of a cluster have, as the plan and the caches need to know it."""
+"""What the peers of a cluster have, as the plan and the caches need to know it.
+
+Peers come in the order of their places: stage after stage, and in each its ranks.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +41,23 @@ def weakest(peers: Sequence[Introduction]) -> Machine:
     )
 
 
-def reported_limits(peers: Sequence[Introduction]) -> MemoryLimits:
-    """What each peer says that it can hold; one that does not say has no limit."""
-    return _limits(free_memory(peers))
+def reported_limits(peers: Sequence[Introduction], ranks: int = 1) -> MemoryLimits:
+    """What the peers of each stage say that they can hold; who does not say has no limit."""
+    return _limits(free_memory(peers), ranks)
 
 
 def declared_limits(topology: Topology) -> MemoryLimits | None:
     """What a hand-written topology says that its stages can hold; None if it says nothing."""
     sizes = [node.memory_bytes for node in topology.stages]
-    return _limits([size or 0 for size in sizes]) if any(sizes) else None
+    ranks = topology.tensor_parallel_size
+    return _limits([size or 0 for size in sizes], ranks) if any(sizes) else None
 
 
-def _limits(sizes: Sequence[int]) -> MemoryLimits:
-    return with_reserve(MemoryLimits(tuple(size or LARGEST for size in sizes)), RESERVE_BYTES)
+def _limits(sizes: Sequence[int], ranks: int) -> MemoryLimits:
+    """All ranks of a stage hold as much as each other, so the smallest of them decides."""
+    known = [size or LARGEST for size in sizes]
+    stages = (min(known[first : first + ranks]) for first in range(0, len(known), ranks))
+    return with_reserve(MemoryLimits(tuple(stages)), RESERVE_BYTES)
 
 
 def with_reserve(limits: MemoryLimits, more: int) -> MemoryLimits:
@@ -65,10 +72,11 @@ def with_reserve(limits: MemoryLimits, more: int) -> MemoryLimits:
 def kv_budgets(
     model: Model, peers: Sequence[Introduction], given: int | None = None
 ) -> list[int | None]:
-    """The cache bytes of each stage: as ``given``, or what its peer has left after the weights."""
+    """The cache bytes of each peer: as ``given``, or what it has left after the weights."""
     if given is not None:
         return [given] * len(peers)
+    workers = [stage for stage in model.plan.stages for _ in range(model.tensor.size)]
     return [
         max(0, memory - stage.estimated_memory_bytes - RESERVE_BYTES) if memory else None
-        for memory, stage in zip(free_memory(peers), model.plan.stages, strict=True)
+        for memory, stage in zip(free_memory(peers), workers, strict=True)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 
 from mlxcel.cluster.topology import LARGEST, Node, Topology
@@ -24,24 +25,6 @@ def check_topology(topology: Topology, source: str) -> Topology:
         if found := check(topology):
             raise TopologyError(*found, source)
     return topology
-
-
-def check_supported(topology: Topology, transports: Collection[str], source: str) -> None:
-    """Refuse what this version cannot run.
-
-    Args:
-        transports: The names of the installed ones.
-
-    Raises:
-        UnsupportedError: Tensor parallelism, or a transport that is not installed.
-    """
-    if (ranks := topology.tensor_parallel_size) > 1:
-        raise UnsupportedError(
-            f"{source}: tensor_parallel_size = {ranks}: a stage cannot be divided over several "
-            f"machines yet.",
-            "Set it to 1 and give each node a stage of its own.",
-        )
-    check_transport(topology.transport_backend, transports, f"{source}: transport_backend")
 
 
 def check_transport(transport: str, transports: Collection[str], name: str) -> None:
@@ -100,18 +83,15 @@ def _doubles(topology: Topology) -> _Found:
 
 
 def _sizes(topology: Topology) -> _Found:
-    stages, ranks = topology.pipeline_parallel_size, topology.tensor_parallel_size
     for key in ("pipeline_parallel_size", "tensor_parallel_size"):
         if not 1 <= (size := getattr(topology, key)) <= LARGEST:
             return f"{key} = {size} is out of range.", f"Give 1 to {LARGEST}."
-    if (found := len(topology.stages)) != stages * ranks:
-        product = f"{stages}" if ranks == 1 else f"{stages} * {ranks} = {stages * ranks}"
-        return (
-            f"{found} nodes hold a stage, where pipeline_parallel_size"
-            f"{' * tensor_parallel_size' * (ranks > 1)} is {product}.",
-            "List each of them once, or correct the size.",
-        )
     return None
+
+
+def _slot(stage: int, rank: int, ranks: int) -> str:
+    """What errors call a place."""
+    return f"stage {stage}" if ranks == 1 else f"stage {stage} and rank {rank}"
 
 
 def _places(topology: Topology) -> _Found:
@@ -132,13 +112,21 @@ def _places(topology: Topology) -> _Found:
                 "Give it the role 'pipeline_tensor_parallel' and a rank.",
             )
         if place in owners:
-            what = f"stage {stage}" if ranks == 1 else f"stage {stage} and rank {rank}"
             return (
-                f"{owners[place].id!r} and {node.id!r} both have {what}.",
+                f"{owners[place].id!r} and {node.id!r} both have {_slot(stage, rank, ranks)}.",
                 "Each is held by exactly one node.",
             )
         owners[place] = node
-    return None  # as many as there are places, none twice: so none is missing
+    for stage, rank in itertools.product(range(stages), range(ranks)):
+        if (stage, rank) not in owners:
+            product = f"{stages}" if ranks == 1 else f"{stages} * {ranks} = {stages * ranks}"
+            return (
+                f"{len(owners)} nodes hold a stage, where pipeline_parallel_size"
+                f"{' * tensor_parallel_size' * (ranks > 1)} is {product}: "
+                f"{_slot(stage, rank, ranks)} is missing.",
+                "Add the node that holds it, or correct the size.",
+            )
+    return None
 
 
 def _layers(topology: Topology) -> _Found:

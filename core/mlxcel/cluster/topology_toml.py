@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -39,6 +40,7 @@ _CLUSTER = (
     "transport_backend",
     "secret_file",
 )
+_THIRD = re.compile(r"(expert|data|context|sequence)_parallel_size|(ep|dp|cp|sp)_size")
 _NODE = ("id", "address", "role", "stage", "rank", "resources", "layers")
 _RESOURCES = ("memory_bytes",)
 
@@ -130,6 +132,13 @@ def parse_topology(text: str, source: str) -> Topology:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise TopologyError(f"it is no TOML: {error}.", "Correct it.", source) from error
+    for key in (*document, *_keys(document.get("cluster"))):
+        if _THIRD.fullmatch(key):
+            raise TopologyError(
+                f"{key!r}: a mesh has two dimensions, stages and their ranks.",
+                "Leave it out; --tp-moe-mode says how the ranks of a stage share out experts.",
+                source,
+            )
     for key in document:
         if key in _CLUSTER:
             raise TopologyError(
@@ -175,6 +184,10 @@ def _node(values: object, number: int, source: str) -> Node:
         memory_bytes=memory,
         layers=_layers(table),
     )
+
+
+def _keys(table: object) -> tuple[str, ...]:
+    return tuple(table) if isinstance(table, dict) else ()
 
 
 def _layers(table: Table) -> range | None:

@@ -115,7 +115,7 @@ class WorkerProcess:
         return self.hello
 
     def give(self, job: Job, sockets: Iterable[tuple[DataSocket, socket.socket]]) -> None:
-        """Hand over the job and the two sockets of its links; ``sockets`` are closed here.
+        """Hand over the job and the sockets of its links; ``sockets`` are closed here.
 
         Raises:
             WorkerStartError: The worker is gone.

@@ -1,6 +1,6 @@
 """Who gets a place, when, and from which remembered prompt they start.
 
-Memory is reserved on all stages for a sequence's prompt and all its tokens before its first
+Memory is reserved on all workers for a sequence's prompt and all its tokens before its first
 step, or the sequence waits, and so do all behind it. Prompts that the stages remember hold
 memory too, and make room for sequences.
 """
@@ -13,12 +13,12 @@ from collections.abc import Sequence as Many
 
 import attrs
 
-from mlxcel.engine.kv_manager import (
-    AdmissionDiagnostic,
-    RejectionReason,
-    StageKVManager,
+from mlxcel.engine.kv_grid import (
+    broadcast_2d_eviction,
     coordinated_admission_with_attribution,
+    grid_of,
 )
+from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
 from mlxcel.engine.limits import Limits
 from mlxcel.engine.prefix_cache import Entry, PrefixCache
 from mlxcel.engine.sequence import Sequence, State
@@ -66,7 +66,7 @@ class Admission:
 
     Args:
         slots: Where there are places.
-        managers: The cache budget of each stage; none is unlimited.
+        managers: The cache budget of each worker; none is unlimited.
         ends: The tokens that end a text.
         limits: What the operator allows.
         prefixes: Prompts that the stages remember.
@@ -91,7 +91,7 @@ class Admission:
         self.waiting: deque[Sequence] = deque()
         self.orphans: list[Operation] = []
         self._slots = slots
-        self._managers = managers
+        self._grid = grid_of(managers)
         self._ends = ends
         self._limits = limits
         self._prefixes = prefixes
@@ -105,13 +105,9 @@ class Admission:
         return sum(len(slot.members) for slot in self._slots)
 
     def impossible(self, sequence: Sequence) -> AdmissionDiagnostic | None:
-        """The stage that could not hold ``sequence`` even if it were alone; None if all could."""
-        for manager in self._managers:
-            needed = manager.bytes_of(1, sequence.longest)
-            if manager.budget is not None and needed > manager.budget:
-                reason = RejectionReason.MEMORY
-                return AdmissionDiagnostic(manager.stage, reason, 0, manager.budget, 0, needed)
-        return None
+        """The worker that could not hold ``sequence`` even if it were alone; None if all could."""
+        refusals = (manager.impossible(sequence.longest) for manager in self._grid.values())
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
     def expire(self, before: float) -> list[Sequence]:
         """Take out the sequences that arrived ``before`` and still wait for a place."""
@@ -144,8 +140,11 @@ class Admission:
         if not gone:
             return
         slot.members = [member for member in slot.members if member not in gone]
-        longest = max((member.longest for member in slot.members), default=0)
-        for manager in self._managers:
+        if not slot.members:
+            broadcast_2d_eviction(self._grid, slot.key)
+            return
+        longest = max(member.longest for member in slot.members)
+        for manager in self._grid.values():
             manager.reserve(slot.key, len(slot.members), longest)
 
     def started(self, job: Job) -> None:
@@ -199,7 +198,7 @@ class Admission:
         return refusal is None
 
     def _claim(self, batch: int, rows: int, longest: int) -> AdmissionDiagnostic | None:
-        return coordinated_admission_with_attribution(self._managers, batch, rows, longest)
+        return coordinated_admission_with_attribution(self._grid, batch, rows, longest)
 
     def _begin(self, slot: Slot, rows: list[Sequence], start: Start | None = None) -> Job:
         handle = next(self._handles)
@@ -221,8 +220,7 @@ class Admission:
 
     def _give_back(self, entry: Entry) -> None:
         self.orphans.append(Release(entry.handle))
-        for manager in self._managers:
-            manager.reserve(_key(entry), 0, 0)
+        broadcast_2d_eviction(self._grid, _key(entry))
 
 
 def _key(entry: Entry) -> int:

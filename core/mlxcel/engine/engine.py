@@ -81,7 +81,7 @@ class Engine:
     Args:
         pipeline: Started; nothing else may use it. It must have the credits of
             :attr:`Scheduler.credits`.
-        managers: The cache budget of each stage.
+        managers: The cache budget of each worker.
         tokenizer: For text and end tokens; None delivers token ids only.
         settings: Limits.
         deliver: Called in the engine's thread with the outputs of one round; must not block.

@@ -1,4 +1,6 @@
-"""Who may hold how much cache memory on one stage, decided before it is used.
+"""Who may hold how much cache memory on one worker, decided before it is used.
+
+A worker is a stage, or one rank of a stage whose ranks are workers of their own.
 
 Sequences of one micro-batch share caches that are padded to the longest of them, so what is
 reserved, checked and reported is always a batch: rows and longest. All three use
@@ -32,7 +34,10 @@ class RejectionReason(enum.Enum):
 
 @attrs.frozen
 class AdmissionDiagnostic:
-    """The stage that said no, and its figures at that moment."""
+    """The worker that said no, and its figures at that moment.
+
+    ``rank`` is None where the worker is the whole stage.
+    """
 
     stage_index: int
     reason: RejectionReason
@@ -40,24 +45,28 @@ class AdmissionDiagnostic:
     budget_bytes: int
     active_sequences: int
     required_bytes: int = 0
+    rank: int | None = None
 
     def __str__(self) -> str:
+        stage = f"stage {self.stage_index}"
         return (
-            f"stage {self.stage_index} has {self.active_sequences} sequences in "
+            f"{stage if self.rank is None else f'rank {self.rank} of {stage}'} "
+            f"has {self.active_sequences} sequences in "
             f"{self.used_memory_bytes} of {self.budget_bytes} bytes of cache; "
             f"{self.required_bytes} more are needed ({self.reason.metric_label()})"
         )
 
 
 class StageKVManager:
-    """The cache budget of one stage.
+    """The cache budget of one worker.
 
     Args:
         stage: The stage's index.
-        kinds: What each of its layers keeps of a sequence.
+        kinds: What each of its layers keeps of a sequence there.
         budget: Bytes for caches; None is unlimited.
         itemsize: Bytes of one activation.
         chunk: Prompt tokens of one step at most.
+        rank: Which rank of its stage the worker is; None if it is the whole stage.
     """
 
     def __init__(
@@ -68,8 +77,10 @@ class StageKVManager:
         *,
         itemsize: int,
         chunk: int,
+        rank: int | None = None,
     ) -> None:
         self.stage = stage
+        self.rank = rank
         self.budget = budget
         self._kinds = Counter(kind for kind in kinds if kind is not None)
         self._itemsize = itemsize
@@ -113,8 +124,14 @@ class StageKVManager:
         more -= self.bytes_of(now.rows, now.longest, now.ever)
         if self.budget is None or used + more <= self.budget:
             return None
-        reason = RejectionReason.MEMORY
-        return AdmissionDiagnostic(self.stage, reason, used, self.budget, self.sequences, more)
+        return self._refusal(used, self.budget, self.sequences, more)
+
+    def impossible(self, longest: int) -> AdmissionDiagnostic | None:
+        """Why a sequence of ``longest`` tokens would not fit if it were alone; None if it would."""
+        needed = self.bytes_of(1, longest)
+        if self.budget is None or needed <= self.budget:
+            return None
+        return self._refusal(0, self.budget, 0, needed)
 
     def reserve(self, batch: int, rows: int, longest: int) -> None:
         """Let ``batch`` be that large; no rows gives everything back."""
@@ -123,6 +140,10 @@ class StageKVManager:
             self._batches[batch] = _Reservation(rows, longest, max(ever, longest))
         else:
             self._batches.pop(batch, None)
+
+    def _refusal(self, used: int, budget: int, sequences: int, more: int) -> AdmissionDiagnostic:
+        reason = RejectionReason.MEMORY
+        return AdmissionDiagnostic(self.stage, reason, used, budget, sequences, more, self.rank)
 
 
 @attrs.frozen
@@ -136,19 +157,3 @@ def _rotates(kind: CacheKind) -> bool:
     if isinstance(kind, CacheGroup):
         return any(_rotates(part) for part in kind.kinds)
     return isinstance(kind, RotatingCacheKind)
-
-
-def coordinated_admission_with_attribution(
-    managers: Sequence[StageKVManager], batch: int, rows: int, longest: int
-) -> AdmissionDiagnostic | None:
-    """Reserve on every stage or on none.
-
-    Returns:
-        None if all stages accept, else the first stage's refusal; then nothing has changed.
-    """
-    for manager in managers:
-        if (diagnostic := manager.check(batch, rows, longest)) is not None:
-            return diagnostic
-    for manager in managers:
-        manager.reserve(batch, rows, longest)
-    return None

@@ -18,6 +18,7 @@ from mlxcel.pipeline.threads import ThreadPipeline
 from mlxcel.pipeline.workers import WorkerPipeline
 from mlxcel.plugins import Plugins
 from mlxcel.stage.build import FamilyExecutors, build_executor
+from mlxcel.tensor.options import ALONE, TensorParallel
 from mlxcel.wire.tensor import WireTensor
 
 Workers = Literal["thread", "process"]
@@ -34,13 +35,15 @@ def open_model(
     weights: str = "auto",
     fast_blas: bool = False,
     mirrors: bool = False,
+    tensor: TensorParallel = ALONE,
+    apart: bool = False,
 ) -> Model:
     """The model at ``path``, planned for stages on this machine.
 
     Args:
         fast_blas: Whether the stages will multiply with a fast BLAS.
-        dtype, size, layers, by, weights, mirrors: See :func:`mlxcel.engine.model.plan_model`,
-            also for what it raises.
+        dtype, size, layers, by, weights, mirrors, tensor, apart: See
+            :func:`mlxcel.engine.model.plan_model`, also for what it raises.
     """
     machine = Machine(_device(), fast_blas, available_memory())
     return plan_model(
@@ -53,6 +56,8 @@ def open_model(
         by=by,
         weights=weights,
         mirrors=mirrors,
+        tensor=tensor,
+        apart=apart,
     )
 
 
@@ -65,6 +70,8 @@ def running(
     workers: Workers = "thread",
     environment: Mapping[str, str] | None = None,
     wire: bool = False,
+    rank_timeout: float = 30.0,
+    collectives: str = "transport",
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Iterator[WorkerPipeline]:
     """The model's pipeline, loaded; whatever happens inside, nothing is left running.
@@ -76,15 +83,19 @@ def running(
         environment: What worker processes have in their environment beyond this one's.
         wire: Put every hand-over between threads through the wire format (for tests);
             processes have no other way.
+        rank_timeout: Seconds that a rank which is a process may wait for the others of its stage.
+        collectives: How such ranks reach each other, as ``--tp-collectives`` says.
     """
     pipeline: WorkerPipeline
     if workers == "process":
         pipeline = ProcessPipeline(
-            model.specs,
+            model.worker_specs,
             credits=credits,
             timeout=timeout,
             environment=environment,
             without=model.plugins.without,
+            rank_timeout=rank_timeout,
+            collectives=collectives,
         )
     else:
         model.plugins.register_default(FamilyExecutors(model.plugins))
@@ -100,16 +111,17 @@ def running(
 
 
 def kv_budgets(model: Model, given: int | None = None) -> list[int | None]:
-    """The cache bytes of each stage.
+    """The cache bytes of each worker, in the order of ``model.worker_specs``.
 
-    Without a ``given`` budget, the stages share what is free now, less their weights and a
+    Without a ``given`` budget, the workers share what is free now, less their weights and a
     reserve; where free memory is not known, they are unlimited.
     """
-    stages = model.plan.stages
+    workers = model.worker_specs
     if given is None and (memory := available_memory()) is not None:
-        weights = sum(stage.estimated_memory_bytes for stage in stages)
-        given = max(0, memory - weights - RESERVE_BYTES) // len(stages)
-    return [given] * len(stages)
+        stages = model.plan.stages
+        weights = sum(stages[spec.index].estimated_memory_bytes for spec in workers)
+        given = max(0, memory - weights - RESERVE_BYTES) // len(workers)
+    return [given] * len(workers)
 
 
 def _wired(link: Link) -> Link:

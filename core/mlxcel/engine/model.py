@@ -13,9 +13,9 @@ from mlxcel.checkpoint.config import read_config
 from mlxcel.checkpoint.dtype import DtypeChoice, activation_bytes, choose_dtype
 from mlxcel.checkpoint.weights_mode import WeightsChoice, choose_weights
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
-from mlxcel.errors import CheckpointError, MemoryBudgetError, UnsupportedError
+from mlxcel.errors import CheckpointError, MemoryBudgetError, TensorParallelError, UnsupportedError
 from mlxcel.family.batching import Batching
-from mlxcel.family.caches import CacheKind
+from mlxcel.family.caches import CacheKind, rank_kind, worker_kind
 from mlxcel.family.choose import choose_family
 from mlxcel.family.contract import Family
 from mlxcel.partition.balance import BalanceBy
@@ -26,6 +26,7 @@ from mlxcel.partition.plan import Plan, make_plan
 from mlxcel.partition.profile import plain_bytes
 from mlxcel.plugins import Plugins
 from mlxcel.stage.contract import StageSpec
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 
 @attrs.frozen
@@ -42,7 +43,11 @@ class Machine:
 
 @attrs.frozen
 class Model:
-    """A checkpoint with its family, dtype and plan; nothing is loaded yet."""
+    """A checkpoint with its family, dtype and plan; nothing is loaded yet.
+
+    ``tensor`` says how many ranks share each stage, ``apart`` whether each of them is a worker
+    of its own.
+    """
 
     checkpoint: Checkpoint
     family: str
@@ -51,6 +56,8 @@ class Model:
     plan: Plan
     tokenizer: Tokenizer
     plugins: Plugins
+    tensor: TensorParallel = ALONE
+    apart: bool = False
 
     @property
     def specs(self) -> tuple[StageSpec, ...]:
@@ -66,21 +73,42 @@ class Model:
                 stage.layer_range.stop,
                 self.dtype.cast,
                 self.weights.dequantize,
+                self.tensor,
             )
             for stage in stages
         )
 
     @property
+    def worker_specs(self) -> tuple[StageSpec, ...]:
+        """What each worker is asked to be: the ranks of one stage follow each other."""
+        if not self.apart:
+            return self.specs
+        ranks = range(self.tensor.size)
+        return tuple(attrs.evolve(spec, rank=rank) for spec in self.specs for rank in ranks)
+
+    @property
     def notices(self) -> tuple[str, ...]:
         """One line each for what the user should know before anything loads."""
         found = (*self.checkpoint.notices, *oddities(self.checkpoint))
-        own = (self.dtype.notice, self.weights.notice)
+        own = (self.dtype.notice, self.weights.notice, self._decode_path)
         return (*found, *(notice for notice in own if notice is not None))
 
     @property
     def cache_kinds(self) -> tuple[CacheKind | None, ...]:
         """What each layer keeps of a sequence."""
         return self._family.caches(self.checkpoint.config)
+
+    @property
+    def rank_cache_kinds(self) -> tuple[CacheKind | None, ...]:
+        """What one rank keeps of a sequence, by layer."""
+        return tuple(rank_kind(kind, self.tensor.size) for kind in self.cache_kinds)
+
+    @property
+    def worker_cache_kinds(self) -> tuple[CacheKind | None, ...]:
+        """What one worker keeps of a sequence, by layer; it is one rank, or all of them."""
+        size = self.tensor.size
+        held = 1 if self.apart else size
+        return tuple(worker_kind(kind, held, size) for kind in self.cache_kinds)
 
     @property
     def batching(self) -> Batching:
@@ -91,6 +119,16 @@ class Model:
     def activation_bytes(self) -> int:
         """Bytes of one number of the activations and the caches."""
         return activation_bytes(self.checkpoint, self.dtype)
+
+    @property
+    def _decode_path(self) -> str | None:
+        """How the ranks of a stage make tokens, if there are any."""
+        if self.tensor.size == 1:
+            return None
+        rows = "single" if self.batching is Batching.SINGLE else "batched"
+        if self.apart:
+            return f"decode path: {rows} forward, a worker for each of {self.tensor.size} ranks"
+        return f"decode path: native {rows} forward"
 
     @property
     def _family(self) -> Family:
@@ -126,6 +164,8 @@ def plan_model(
     workload: Workload | None = None,
     limits: MemoryLimits | None = None,
     mirrors: bool = False,
+    tensor: TensorParallel = ALONE,
+    apart: bool = False,
 ) -> Model:
     """Read headers, choose family, dtype and stages; refuse what cannot run.
 
@@ -133,12 +173,13 @@ def plan_model(
 
     Args:
         dtype, size, layers, by, weights: As the flags of ``mlxcel generate``.
-        workload, limits, mirrors: See :func:`mlxcel.partition.plan.make_plan`.
+        workload, limits, mirrors, tensor, apart: See :func:`mlxcel.partition.plan.make_plan`.
 
     Raises:
         CheckpointError: The folder does not hold a readable checkpoint and tokenizer.
         UnsupportedError: No installed family runs it, or not in this dtype.
         PartitionError: The stages asked for are impossible.
+        TensorParallelError: So many ranks cannot share the model.
         MemoryBudgetError: The stages do not fit the limits.
     """
     name, family = choose_family(read_config(path), plugins)
@@ -172,15 +213,19 @@ def plan_model(
             workload=workload,
             limits=limits,
             mirrors=mirrors,
+            tensor=tensor,
+            apart=apart,
         )
         return choice, mode, plan
 
     try:
         found = planned(weights)
-    except MemoryBudgetError:
+    except MemoryBudgetError as too_large:
         if weights != "auto":
             raise
-        found = planned("quantized")
-    return Model(
-        checkpoint, name, *found, load_tokenizer(checkpoint.path, checkpoint.config), plugins
-    )
+        try:
+            found = planned("quantized")
+        except TensorParallelError:  # so many ranks need the unpacked weights
+            raise too_large from None
+    tokenizer = load_tokenizer(checkpoint.path, checkpoint.config)
+    return Model(checkpoint, name, *found, tokenizer, plugins, tensor, apart)

@@ -54,7 +54,7 @@ class Scheduler:
 
     Args:
         stages: The number of stages.
-        managers: The cache budget of each stage; none is unlimited.
+        managers: The cache budget of each worker; none is unlimited.
         end_tokens: Token ids that end a text.
         limits: What the operator allows.
         on_refusal: Told a stage's refusal to admit, once a sequence, for metrics.
@@ -111,7 +111,7 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def impossible(self, sequence: Sequence) -> AdmissionDiagnostic | None:
-        """The stage that could not hold ``sequence`` even if it were alone; None if all could."""
+        """The worker that could not hold ``sequence`` even if it were alone; None if all could."""
         return self._admission.impossible(sequence)
 
     def steps(self) -> Iterator[Step]:

@@ -20,6 +20,7 @@ from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import MlxcelError, NeverFits, Unavailable, UsageError
+from mlxcel.family.caches import worker_kind
 from mlxcel.observe.live import LiveFigures
 from mlxcel.pipeline.pipeline import OnProgress
 from mlxcel.pipeline.report import Beat
@@ -33,7 +34,10 @@ Phase = Literal["loading", "ready", "draining", "failed", "stopped"]
 
 @attrs.define
 class StageState:
-    """How far one stage is, for health reports; ``place`` is its node in a cluster."""
+    """How far one stage is, for health reports.
+
+    ``place`` is its node in a cluster, ``ranks`` how many share it.
+    """
 
     stage: int
     layers: tuple[int, int]
@@ -41,6 +45,7 @@ class StageState:
     bytes_total: int = 0
     ready: bool = False
     place: str = ""
+    ranks: int = 1
 
 
 class RunModel(Protocol):
@@ -65,7 +70,8 @@ class Service:
         model: What to serve.
         run: What runs its stages, such as :func:`mlxcel.engine.local.running`.
         settings: Of the engine.
-        kv_budgets: Cache bytes of each stage, in order; None is unlimited.
+        kv_budgets: Cache bytes of each worker, in the order of ``model.worker_specs``; None is
+            unlimited.
         deliver: See :class:`Engine`.
         places: The node of each stage, in order, if they are on several.
         warm_up: Make one token before being ready, so that no client waits for first times.
@@ -102,7 +108,10 @@ class Service:
         self.error: MlxcelError | None = None
         self.stages = [
             StageState(
-                stage.stage_index, (stage.layer_range.start, stage.layer_range.stop), place=place
+                stage.stage_index,
+                (stage.layer_range.start, stage.layer_range.stop),
+                place=place,
+                ranks=model.tensor.size,
             )
             for stage, place in zip(model.plan.stages, places or repeat(""), strict=False)
         ]
@@ -271,15 +280,23 @@ class Service:
 def kv_managers(
     model: Model, settings: Settings, budgets: Sequence[int | None]
 ) -> list[StageKVManager]:
-    """What keeps the caches of each stage within its budget."""
-    kinds, itemsize = model.cache_kinds, model.activation_bytes
-    return [
-        StageKVManager(
-            stage.stage_index,
-            [kinds[layer] for layer in (*stage.mirrors, *stage.layer_range)],
-            budget,
-            itemsize=itemsize,
-            chunk=settings.limits.chunk,
+    """What keeps the caches of each worker within its budget.
+
+    Args:
+        budgets: Of each of the model's workers, in the order of ``model.worker_specs``.
+    """
+    ranks, managers = model.tensor.size, []
+    for spec, budget in zip(model.worker_specs, budgets, strict=True):
+        stage = model.plan.stages[spec.index]
+        layers = (*stage.mirrors, *stage.layer_range)
+        managers.append(
+            StageKVManager(
+                spec.index,
+                [worker_kind(model.cache_kinds[n], len(spec.ranks), ranks) for n in layers],
+                budget,
+                itemsize=model.activation_bytes,
+                chunk=settings.limits.chunk,
+                rank=spec.rank,
+            )
         )
-        for stage, budget in zip(model.plan.stages, budgets, strict=True)
-    ]
+    return managers

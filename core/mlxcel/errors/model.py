@@ -16,6 +16,48 @@ class PartitionError(UsageError):
 
 
 @attrs.define(eq=False)
+class TensorParallelError(MlxcelError):
+    """A number of ranks that cannot share a model.
+
+    Attributes:
+        size: The ranks of a stage that were asked for.
+        parts: What they cannot share, such as "9 query heads".
+        module: Where that is.
+        legal: The numbers of ranks that can.
+        otherwise: Flags that allow further ones, each with those.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    size: int
+    parts: str
+    module: str
+    legal: tuple[int, ...]
+    otherwise: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        also = "".join(f" With {flag} also {_listed(sizes)}." for flag, sizes in self.otherwise)
+        stages = " Use pipeline stages instead (--pp-size)." * (self.legal == (1,) and not also)
+        return (
+            f"--tp-size {self.size} cannot share the {self.parts} of {self.module}. "
+            f"Legal sizes: {_listed(self.legal)}.{also}{stages}"
+        )
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    """Runs of more than three numbers as their ends: 1, 2, 4-7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 3 else ", ".join(map(str, run)) for run in runs
+    )
+
+
+@attrs.define(eq=False)
 class CheckpointError(MlxcelError):
     """A checkpoint that cannot be read; ``path`` is the file or folder at fault."""
 

@@ -101,16 +101,48 @@ class RankLost(MlxcelError):
 
 
 @attrs.define(eq=False)
+class RanksDisagree(MlxcelError):
+    """A rank whose own link brings something else than what rank 0 has announced."""
+
+    stage: int
+    rank: int
+    announced: str
+    found: str
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} of stage {self.stage} was to run {self.announced}, but its link "
+            f"brought {self.found}. This is a bug in mlxcel; please report it."
+        )
+
+
+@attrs.define(eq=False)
+class SamplingFailed(MlxcelError):
+    """Tokens that could not be drawn from logits that all ranks have made; ``cause`` says why."""
+
+    cause: str
+
+    def __str__(self) -> str:
+        return f"no tokens can be drawn: {self.cause}. The stage itself goes on."
+
+
+@attrs.define(eq=False)
 class WorkerFailed(MlxcelError):
-    """A stage's process ended by an error; ``kind`` and ``text`` are the error as it was there."""
+    """A stage's process ended by an error; ``kind`` and ``text`` are the error as it was there.
+
+    ``rank`` is the process's in its stage; None where it was all of the stage. ``lost`` are the
+    stage and the rank of another one that it missed, if that is the error.
+    """
 
     stage: int
     kind: str
     text: str
     exit_code: int = 1  # type: ignore[misc]  # as the error itself would have returned
+    rank: int | None = None
+    lost: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        return f"stage {self.stage}: {self.text}"
+        return f"{_title(self.stage, self.rank)}: {self.text}"
 
 
 @attrs.define(eq=False)
@@ -120,11 +152,13 @@ class WorkerDied(MlxcelError):
     stage: int
     pid: int
     how: str
+    rank: int | None = None
 
     def __str__(self) -> str:
         return (
-            f"stage {self.stage} (process {self.pid}) died: {self.how}. What was running is lost; "
-            f"start the command again. If it was killed for want of memory, use more stages."
+            f"{_title(self.stage, self.rank)} (process {self.pid}) died: {self.how}. "
+            f"What was running is lost; start the command again. "
+            f"If it was killed for want of memory, use more stages."
         )
 
 
@@ -149,10 +183,11 @@ class WorkerSilent(MlxcelError):
     stage: int
     pid: int
     seconds: float
+    rank: int | None = None
 
     def __str__(self) -> str:
         return (
-            f"stage {self.stage} (process {self.pid}) has given no sign of life for "
+            f"{_title(self.stage, self.rank)} (process {self.pid}) has given no sign of life for "
             f"{self.seconds:g} s: it is stopped, or this machine is overloaded. What was running "
             f"is lost; start the command again."
         )
@@ -180,9 +215,16 @@ class WorkerMismatch(MlxcelError):
     what: str
     here: str
     there: str
+    rank: int | None = None
 
     def __str__(self) -> str:
         return (
-            f"stage {self.stage} runs with {self.what} {self.there}, the others with {self.here}. "
+            f"{_title(self.stage, self.rank)} runs with {self.what} {self.there}, "
+            f"the others with {self.here}. "
             f"Start all of them from one environment."
         )
+
+
+def _title(stage: int, rank: int | None) -> str:
+    """What errors call a worker."""
+    return f"stage {stage}" if rank is None else f"rank {rank} of stage {stage}"

@@ -26,6 +26,8 @@ HEADS = ("n_heads", "num_heads", "num_attention_heads")
 KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
 """What mlx-lm calls the numbers of heads."""
 
+QUERY_HEADS = "query heads"
+
 
 @attrs.frozen
 class Attention:
@@ -99,18 +101,18 @@ class Attention:
     def query_shape(self, name: str) -> Iterator[TensorShape]:
         """The projection to queries, and to their gates: by heads."""
         outputs = self.heads * self.head_dim * (2 if self.gated else 1)
-        shard = column(self.heads, counted=HEADS)
+        shard = column(self.heads, counted=HEADS, what=QUERY_HEADS)
         return linear(name, outputs, self.hidden, bias=self.bias, shard=shard)
 
     def key_shape(self, name: str, *, counted: tuple[str, ...] = ()) -> Iterator[TensorShape]:
         """The projection to keys or to values: by heads, which ranks may have to share."""
-        shard = column(self.kv_heads, repeats=True, counted=counted)
+        shard = column(self.kv_heads, repeats=True, counted=counted, what="KV heads")
         outputs = self.kv_heads * self.head_dim
         return linear(name, outputs, self.hidden, bias=self.bias, shard=shard)
 
     def out_shape(self, name: str) -> Iterator[TensorShape]:
         """The projection back to the residual stream."""
-        inputs, shard = self.heads * self.head_dim, row(self.heads)
+        inputs, shard = self.heads * self.head_dim, row(self.heads, what=QUERY_HEADS)
         return linear(name, self.hidden, inputs, bias=self.out_bias, shard=shard)
 
     def cache(self, window: int | None = None) -> KVCacheKind | RotatingCacheKind:
@@ -184,7 +186,8 @@ class LatentAttention:
         Ranks share the heads; what is compressed, and cached, all of them have.
         """
         queries = self.heads * (self.nope + self.rope)
-        by_head, matrices = column(self.heads, counted=HEADS), column(self.heads, axis=-3)
+        by_head = column(self.heads, counted=HEADS, what=QUERY_HEADS)
+        matrices = column(self.heads, axis=-3, what=QUERY_HEADS)
         if self.query_rank is None:
             yield from linear(f"{name}.q_proj", queries, self.hidden, shard=by_head)
         else:
@@ -203,7 +206,7 @@ class LatentAttention:
             self.hidden,
             self.heads * self.value_dim,
             bias=self.bias,
-            shard=row(self.heads),
+            shard=row(self.heads, what=QUERY_HEADS),
         )
 
     def cache(self) -> KVCacheKind:
@@ -269,8 +272,9 @@ class GatedDelta:
     def shapes(self, name: str) -> Iterator[TensorShape]:
         """The projections, the convolution, and what rules the decay of the state."""
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
-        shard, per_head = column(self.key_heads), column(self.key_heads, axis=-1)
-        qkv = column(self.key_heads, segments=(keys, keys, values))
+        shard = column(self.key_heads, what="key heads")
+        per_head = attrs.evolve(shard, axis=-1)
+        qkv = attrs.evolve(shard, segments=(keys, keys, values))
         yield from convolution(f"{name}.conv1d", self.channels, self.kernel, bias=False, shard=qkv)
         if self.fused:  # the rows of one key head stand together
             counted = attrs.evolve(shard, counted=_DELTA_SIZES)
@@ -286,7 +290,9 @@ class GatedDelta:
         yield from vector(f"{name}.dt_bias", self.value_heads, shard=per_head)
         yield from vector(f"{name}.A_log", self.value_heads, shard=per_head)
         yield from norm(f"{name}.norm", self.value_dim)
-        yield from linear(f"{name}.out_proj", self.hidden, values, shard=row(self.key_heads))
+        yield from linear(
+            f"{name}.out_proj", self.hidden, values, shard=row(self.key_heads, what="key heads")
+        )
 
     def cache(self) -> StateCacheKind:
         """The tail of the convolution, and a matrix per head in float32."""
@@ -294,7 +300,8 @@ class GatedDelta:
             (
                 ((self.kernel - 1) * self.channels, None),
                 (self.value_heads * self.value_dim * self.key_dim, FLOAT32_BYTES),
-            )
+            ),
+            split=True,
         )
 
 
@@ -400,21 +407,22 @@ class Mamba2:
     def shapes(self, name: str) -> Iterator[TensorShape]:
         """The projections, the convolution, the gated norm, and what rules the state."""
         inputs, shared = self.inner + self.channels + self.heads, self.groups * self.state
-        channels, per_head = (self.inner, shared, shared), column(self.groups, axis=-1)
+        channels, by_group = (self.inner, shared, shared), column(self.groups, what="groups")
+        per_head = attrs.evolve(by_group, axis=-1)
         yield from convolution(
             f"{name}.conv1d",
             self.channels,
             self.kernel,
             bias=self.conv_bias,
-            shard=column(self.groups, segments=channels),
+            shard=attrs.evolve(by_group, segments=channels),
         )
         yield from linear(
             f"{name}.in_proj",
             inputs,
             self.hidden,
             bias=self.bias,
-            shard=column(
-                self.groups,
+            shard=attrs.evolve(
+                by_group,
                 segments=(self.inner, *channels, self.heads),
                 counted=_MAMBA_SIZES,
             ),
@@ -428,7 +436,7 @@ class Mamba2:
             self.hidden,
             self.inner,
             bias=self.bias,
-            shard=row(self.groups),
+            shard=row(self.groups, what="groups"),
         )
 
     def cache(self) -> StateCacheKind:
@@ -437,5 +445,6 @@ class Mamba2:
             (
                 ((self.kernel - 1) * self.channels, None),
                 (self.inner * self.state, FLOAT32_BYTES),
-            )
+            ),
+            split=True,
         )

@@ -39,6 +39,9 @@ class StageFigures:
     waited although the pipeline had work: of the time in which any stage computed. ``received`` are
     bytes per second that came over a wire, ``received_total`` all that ever did. ``memory`` are
     the bytes that MLX held at its last beat, 0 if none has come.
+
+    Of a stage whose ranks are workers of their own, bytes are those of all ranks, and shares of
+    time those of rank 0: they work in step.
     """
 
     stage: int
@@ -94,7 +97,7 @@ class _Span:
 @attrs.define
 class _Stage:
     spans: deque[_Span] = attrs.field(factory=deque)
-    memory: int = 0
+    memory: dict[int, int] = attrs.field(factory=dict)  # by rank
     received: int = 0
 
 
@@ -130,10 +133,10 @@ class LiveFigures:
         now = self._clock()
         with self._lock:
             stage = self._stages[beat.stage]
-            stage.memory = beat.memory or stage.memory
+            stage.memory[beat.rank] = beat.memory or stage.memory.get(beat.rank, 0)
             stage.received += beat.received
             if beat.busy > 0 and beat.span > 0:
-                share = min(1.0, beat.busy / beat.span)
+                share = 0.0 if beat.rank else min(1.0, beat.busy / beat.span)
                 rate = beat.received / beat.span
                 stage.spans.append(_Span(now - beat.span, now, share, rate))
             while stage.spans and stage.spans[0].stop < now - HISTORY_SECONDS - LAG_SECONDS - 1:
@@ -173,7 +176,7 @@ class LiveFigures:
         start = stop - seconds
         with self._lock:
             spans = [tuple(stage.spans) for stage in self._stages]
-            totals = [(stage.memory, stage.received) for stage in self._stages]
+            totals = [(sum(stage.memory.values()), stage.received) for stage in self._stages]
         active = _covered([span for row in spans for span in row], start, stop)
         figures = []
         for index, row in enumerate(spans):

@@ -8,7 +8,7 @@ are estimates, and ``files`` is empty: there is nothing to load.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -40,13 +40,35 @@ def checkpoint_from_config(path: Path, family: Family) -> Checkpoint:
     quantization = read_quantization(config)
     shapes = tuple(family.shapes(config))
     config = family.settle(config, [shape.name for shape in shapes])
-    headers = {
+    packed = packings(shapes, config, family, quantization)
+    headers = headers_of(shapes, config, family, packed)
+    return Checkpoint(config.path.parent, config, headers, (), (), quantization)
+
+
+def headers_of(
+    shapes: Iterable[TensorShape],
+    config: ModelConfig,
+    family: Family,
+    packed: Mapping[str, Quantization],
+) -> dict[str, TensorHeader]:
+    """What the headers of the parameters ``shapes`` would be, without those that nobody reads."""
+    return {
         header.name: header
         for shape in shapes
         if family.place(shape.name, config).part is not Part.UNUSED
-        for header in _headers(shape, config, _packing(shape, config, family, quantization))
+        for header in _headers(shape, config, packed.get(shape.name))
     }
-    return Checkpoint(config.path.parent, config, headers, (), (), quantization)
+
+
+def packings(
+    shapes: Iterable[TensorShape],
+    config: ModelConfig,
+    family: Family,
+    quantization: QuantizationMap | None,
+) -> dict[str, Quantization]:
+    """How the parameters ``shapes`` are packed by the settings; those that are not are left out."""
+    found = ((shape.name, _packing(shape, config, family, quantization)) for shape in shapes)
+    return {name: packing for name, packing in found if packing is not None}
 
 
 def has_weights(path: Path) -> bool:

@@ -7,6 +7,7 @@ import attrs
 from mlxcel.checkpoint.checkpoint import Checkpoint
 from mlxcel.checkpoint.dtype import DtypeChoice, activation_bytes, is_quantized
 from mlxcel.errors import MemoryBudgetError, PartitionError
+from mlxcel.family.caches import worker_kind
 from mlxcel.family.contract import Family
 from mlxcel.partition.assignment import StageAssignment, assign
 from mlxcel.partition.balance import BalanceBy, balance
@@ -15,16 +16,23 @@ from mlxcel.partition.consistency import check_consistency
 from mlxcel.partition.memory import Budgets, MemoryLimits, validate_partition
 from mlxcel.partition.profile import ModelProfile, profile_checkpoint
 from mlxcel.partition.ranges import parse_ranges
+from mlxcel.partition.rank_plan import RankPlan, plan_ranks
+from mlxcel.partition.rank_profile import profile_ranks
 from mlxcel.partition.remedies import remedies
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import ALONE, TensorParallel
 
 
 @attrs.frozen
 class Plan:
-    """The stages of one model: its profile and one assignment per stage."""
+    """The stages of one model: the profile of one worker of each, and one assignment per stage.
+
+    ``ranks`` says how the ranks of each stage share it, if there are several.
+    """
 
     profile: ModelProfile
     stages: tuple[StageAssignment, ...]
+    ranks: RankPlan | None = None
 
 
 def make_plan(
@@ -40,6 +48,8 @@ def make_plan(
     workload: Workload | None = None,
     limits: MemoryLimits | None = None,
     mirrors: bool = False,
+    tensor: TensorParallel = ALONE,
+    apart: bool = False,
 ) -> Plan:
     """Cut a model into stages; nothing is loaded.
 
@@ -51,22 +61,34 @@ def make_plan(
         workload: The tokens whose caches count against the limits; None counts no caches.
         limits: The memory of the stages; None does not limit it.
         mirrors: Whether stages may mirror caches of earlier ones, so that more cuts are legal.
+        tensor: How many ranks share each stage, and what of it they share out.
+        apart: Whether each rank is a worker of its own, with its own memory; then bytes and
+            limits are those of one rank.
 
     Raises:
         CheckpointError: config.json and the weight files contradict each other.
         PartitionError: The ranges do not tile the layers, cut an adjacency group, disagree
             with ``size``, or there are more stages than layers.
-        UsageError: The limits are not as many as the stages, or cannot be.
-        UnsupportedError: The family does not say what its caches are.
+        UsageError: The limits are not as many as the stages, or cannot be; or the options of
+            ``tensor`` contradict each other or the model.
+        UnsupportedError: The family does not say what its caches are, or how it is split.
+        TensorParallelError: So many ranks cannot share the model.
         MemoryBudgetError: The stages do not fit their memory.
     """
     check_consistency(checkpoint, family)
     profile = profile_checkpoint(checkpoint, family, dtype, dequantize=dequantize)
+    ranks = None
+    if tensor.size > 1:
+        ranks = plan_ranks(
+            checkpoint, family, tensor, dequantize=dequantize, mirrors=mirrors, apart=apart
+        )
+        profile = profile_ranks(profile, checkpoint, family, dtype, ranks, dequantize=dequantize)
     if mirrors:
         profile = profile.with_mirrors()
     if workload is not None:
         itemsize = activation_bytes(checkpoint, dtype)
-        caches = family.caches(checkpoint.config)
+        held = 1 if apart else tensor.size
+        caches = [worker_kind(k, held, tensor.size) for k in family.caches(checkpoint.config)]
         profile = profile.with_caches(workload.kv_bytes(caches, itemsize))
     given = None if layers is None else _given(layers, size)
     stages = len(given) if given else 1 if size is None else size
@@ -80,7 +102,7 @@ def make_plan(
         helps = "; or ".join(remedies(profile, budgets, quantized=quantized))
         way_out = f"{error.way_out} What would help: {helps}." if helps else error.way_out
         raise attrs.evolve(error, way_out=way_out) from None
-    return Plan(profile, assign(profile, ranges))
+    return Plan(profile, assign(profile, ranges), ranks)
 
 
 def _placed(

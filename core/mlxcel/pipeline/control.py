@@ -1,7 +1,8 @@
 """What a worker process and its owner say to each other beside the steps: JSON frames.
 
 The owner is an engine, or the supervisor of a peer. It sends a :class:`Job` and, each with an open
-socket (see unix(7), SCM_RIGHTS), two :class:`DataSocket`; the worker sends the rest.
+socket (see unix(7), SCM_RIGHTS), the :class:`DataSocket` that the job needs, see
+:func:`mlxcel.pipeline.sockets.sockets_of`; the worker sends the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import attrs
 import cattrs
 from cattrs.strategies import configure_tagged_union
 
-from mlxcel.errors import MlxcelError, WireError, WorkerFailed
+from mlxcel.errors import MlxcelError, RankLost, WireError, WorkerFailed
 from mlxcel.pipeline.report import Beat, Ended, Failed, Hello, Loaded, Loading
 from mlxcel.stage.contract import StageSpec
 from mlxcel.transport.contract import Keys, TrafficClass, TransportOptions
@@ -24,6 +25,9 @@ from mlxcel.wire.strict_json import strict_converter, structure
 from mlxcel.wire.tensor import Buffer, flat
 
 MAX_CONTROL = 1 << 20
+
+RANK_SECONDS = 30.0
+"""How long the ranks of a stage may make each other wait, if nothing else is said."""
 
 
 @attrs.frozen
@@ -39,7 +43,7 @@ class Job:
     spec: StageSpec
     credits: int
     timeout: float
-    rank_timeout: float = 30.0
+    rank_timeout: float = RANK_SECONDS
     collectives: str = "transport"
     fabric: tuple[str, ...] = ()
 
@@ -143,18 +147,24 @@ def speak_of_failures(converter: cattrs.Converter) -> None:
 def _error_out(error: BaseException) -> dict[str, Any]:
     """An error in words: objects of Python never cross a process boundary."""
     if isinstance(error, WorkerFailed):  # in words already: a supervisor passes it on
-        return {"kind": error.kind, "text": error.text, "exit_code": error.exit_code}
+        words = {"kind": error.kind, "text": error.text, "exit_code": error.exit_code}
+        return words if error.lost is None else {**words, "lost": list(error.lost)}
     code = error.exit_code if isinstance(error, MlxcelError) else 1
     text = str(error) if isinstance(error, MlxcelError) else f"{type(error).__name__}: {error}"
-    return {"kind": type(error).__name__, "text": text, "exit_code": code}
+    words = {"kind": type(error).__name__, "text": text, "exit_code": code}
+    if isinstance(error, RankLost):
+        words["lost"] = [error.stage, error.rank]
+    return words
 
 
 def _failed_in(value: dict[str, Any], _: Any) -> Failed:
-    stage, error = int(value["stage"]), value["error"]
-    return Failed(
-        stage,
-        WorkerFailed(stage, str(error["kind"]), str(error["text"]), int(error["exit_code"])),
-    )
+    stage, rank, error = int(value["stage"]), int(value["rank"]), value["error"]
+    kind, text, code = str(error["kind"]), str(error["text"]), int(error["exit_code"])
+    lost = None
+    if "lost" in error:
+        lost_stage, lost_rank = error["lost"]
+        lost = int(lost_stage), int(lost_rank)
+    return Failed(stage, WorkerFailed(stage, kind, text, code, lost=lost), rank)
 
 
 def _make_converter() -> cattrs.Converter:

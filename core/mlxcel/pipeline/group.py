@@ -3,15 +3,32 @@
 It is a small pool of connections, one for each rank that this one talks with, opened once and used
 for all that the two say to each other: the decisions of rank 0, and the chunks of collectives.
 Both ends know from the order of the work what comes next, so nothing has to be told apart.
+
+Only a rank's neighbours see that it is gone; all others find that a neighbour does not go on. So
+who misses a rank says so to those that it talks with, in a *notice*, and these look for a moment
+whether the rank that they miss itself misses another. The first byte of a frame tells the two
+kinds: 0, then what was sent; 1, then the missing rank as u8 and how it was missed as UTF-8.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping, Sequence
 
-from mlxcel.errors import ChannelClosed, DeadlineError, RankLost
+from mlxcel.errors import ChannelClosed, DeadlineError, MlxcelError, RankLost, WireError
 from mlxcel.transport.contract import Connection
 from mlxcel.wire.tensor import Buffer
+
+DATA, NOTICE = b"\0", b"\1"
+
+LISTEN_SECONDS = 1.0
+"""How long a rank that misses another waits for a notice, at most; a quarter of its deadline."""
+
+TELL_SECONDS = 0.5
+"""How long a notice may take; who does not read it has other worries."""
+
+MOST_RANKS = 256
 
 
 def group_peers(rank: int, size: int) -> tuple[int, ...]:
@@ -31,7 +48,7 @@ class RankGroup:
     Args:
         stage: The stage that the ranks share.
         rank, size: This rank, and how many there are.
-        connections: By rank; the group closes them.
+        connections: By rank; the group closes them. Their ``stall`` should be ``timeout``.
         timeout: Seconds that any one wait may last, if nothing else is said.
     """
 
@@ -49,6 +66,11 @@ class RankGroup:
         self.timeout = timeout
         self._connections = dict(connections)
 
+    @property
+    def room(self) -> int:
+        """Bytes that each connection takes while its other end takes none."""
+        return min((connection.room for connection in self._connections.values()), default=0)
+
     def send(self, rank: int, pieces: Sequence[Buffer], operation: str) -> None:
         """Send ``pieces`` as one frame to ``rank``.
 
@@ -56,12 +78,16 @@ class RankGroup:
             operation: What for, for errors.
 
         Raises:
-            RankLost: It is gone, or took nothing in time.
+            RankLost: A rank is gone, or took nothing in time; the group is closed.
         """
         try:
-            self._connections[rank].send(pieces, self.timeout)
+            self._connections[rank].send((DATA, *pieces), self.timeout)
         except (ChannelClosed, DeadlineError) as error:
-            raise self._lost(rank, operation, error) from error
+            # The other end may have left because it missed a third one, of which the rank before
+            # this one has told.
+            witness = (self.rank - 1) % self.size
+            lost = (rank, self._how(error))
+            raise self._lost(lost, witness if witness != rank else None, operation) from error
 
     def receive(self, rank: int, operation: str, *, idle: bool = False) -> memoryview:
         """The next frame from ``rank``.
@@ -71,24 +97,72 @@ class RankGroup:
             idle: Whether it may take as long as the rank lives.
 
         Raises:
-            RankLost: It is gone, or sent nothing in time.
+            RankLost: A rank is gone, or sent nothing in time; the group is closed.
+            WireError: What came is no frame of a group; the group is closed.
         """
         try:
             frame = self._connections[rank].receive(None if idle else self.timeout)
-        except (ChannelClosed, DeadlineError) as error:
-            raise self._lost(rank, operation, error) from error
+        except DeadlineError as error:
+            raise self._lost((rank, self._how(error)), rank, operation) from error
+        except ChannelClosed as error:
+            raise self._lost((rank, self._how(error)), None, operation) from error
+        except WireError:
+            self.close()
+            raise
         if frame is None:
-            raise RankLost(self.stage, rank, operation, "it has closed the connection")
-        return frame
+            raise self._lost((rank, "it has closed the connection"), None, operation)
+        if frame[:1] == DATA:
+            return frame[1:]
+        try:
+            lost = _read_notice(frame)
+        except WireError:
+            self.close()
+            raise
+        raise self._lost(lost, rank, operation)
 
     def close(self) -> None:
         """End all connections, which tells the other ranks; harmless when repeated."""
         for connection in self._connections.values():
             connection.close()
 
-    def _lost(self, rank: int, operation: str, error: ChannelClosed | DeadlineError) -> RankLost:
+    def _how(self, error: ChannelClosed | DeadlineError) -> str:
         if isinstance(error, DeadlineError):
-            how = f"nothing came through within {self.timeout:g} s"
-        else:
-            how = error.reason or "the connection is closed"
-        return RankLost(self.stage, rank, operation, how)
+            return f"nothing came through within {self.timeout:g} s"
+        return error.reason or "the connection is closed"
+
+    def _lost(self, lost: tuple[int, str], witness: int | None, operation: str) -> RankLost:
+        """Find out which rank is really lost, tell the others, and leave.
+
+        Args:
+            lost: Which rank seems to be, and how.
+            witness: The rank that may know better.
+        """
+        self._tell(lost)
+        until = time.monotonic() + min(LISTEN_SECONDS, self.timeout / 4)
+        # It closes when it knows no better, so mostly this takes no time.
+        with contextlib.suppress(MlxcelError):
+            while witness is not None and (left := until - time.monotonic()) > 0:
+                frame = self._connections[witness].receive(left)
+                if frame is None:
+                    break
+                if frame[:1] == NOTICE:
+                    lost = _read_notice(frame)
+                    self._tell(lost)
+        self.close()
+        return RankLost(self.stage, lost[0], operation, lost[1])
+
+    def _tell(self, lost: tuple[int, str]) -> None:
+        for rank, connection in self._connections.items():
+            if rank != lost[0]:
+                with contextlib.suppress(MlxcelError):
+                    connection.send((NOTICE, bytes(lost[:1]), lost[1].encode()), TELL_SECONDS)
+
+
+def _read_notice(frame: memoryview) -> tuple[int, str]:
+    """Which rank is missed, and how."""
+    if frame[:1] != NOTICE or len(frame) < 2:
+        raise WireError("a frame between two ranks that is neither data nor a notice")
+    try:
+        return frame[1], bytes(frame[2:]).decode()
+    except UnicodeDecodeError:
+        raise WireError("a rank's notice that is no text") from None

@@ -1,4 +1,4 @@
-"""A pipeline whose stages are processes of this machine, linked by Unix socketpairs.
+"""A pipeline whose stages, or their ranks, are processes of this machine, linked by socketpairs.
 
 Each worker starts with nothing but a socket to talk with the engine. Over it come its job and the
 sockets of its links; it loads the plugins by itself and reads its own weights. When the engine is
@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from mlxcel.errors import MlxcelError, WorkerDied, WorkerMismatch, WorkerSilent
+from mlxcel.errors import MlxcelError, WorkerDied, WorkerFailed, WorkerMismatch, WorkerSilent
 from mlxcel.pipeline.control import (
+    RANK_SECONDS,
     Alive,
     Control,
     DataSocket,
@@ -30,6 +31,7 @@ from mlxcel.pipeline.control import (
     send_control,
     send_socket,
 )
+from mlxcel.pipeline.grid import LOOPBACK, Given, free_ports, wire
 from mlxcel.pipeline.launch import how_it_ended, worker_command
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import StageStatus
@@ -55,7 +57,7 @@ _SLICE = 0.5
 
 @attrs.define
 class Worker:
-    """One stage's process and the engine's end of its control socket."""
+    """The process of one stage, or of one rank, and the engine's end of its control socket."""
 
     spec: StageSpec
     process: subprocess.Popen[bytes]
@@ -64,15 +66,17 @@ class Worker:
 
 
 class ProcessPipeline(WorkerPipeline):
-    """One process per stage.
+    """One process per stage, or one per rank of each.
 
     Args:
-        specs: The stages, in order.
+        specs: One for each process: the stages in order, the ranks of a stage one after the other.
         credits: Steps in flight at most; what every receiving end holds.
         timeout: Seconds any one wait may last.
         environment: What the workers' environment has beyond this process's.
         without: Plugins that the user left out.
         grace: Seconds without a sign of life after which a worker is taken for stopped.
+        rank_timeout: Seconds that the ranks of a stage may make each other wait.
+        collectives: How they reach each other, see :class:`mlxcel.pipeline.control.Job`.
     """
 
     def __init__(
@@ -84,12 +88,17 @@ class ProcessPipeline(WorkerPipeline):
         environment: Mapping[str, str] | None = None,
         without: Sequence[str] = (),
         grace: float = SILENT_SECONDS,
+        rank_timeout: float = RANK_SECONDS,
+        collectives: str = "transport",
     ) -> None:
-        super().__init__(len(specs), credits=credits, timeout=timeout)
+        count = specs[-1].index + 1
+        super().__init__(count, credits=credits, timeout=timeout, ranks=len(specs) // count)
         self._specs = tuple(specs)
         self._environment = {**os.environ, **(environment or {})}
         self._without = tuple(without)
         self._grace = grace
+        self._rank_timeout = rank_timeout
+        self._collectives = collectives
         self._workers: list[Worker] = []
         self._software: Software | None = None
         self._greeting = threading.Lock()
@@ -97,41 +106,49 @@ class ProcessPipeline(WorkerPipeline):
 
     def _launch(self) -> tuple[Outbox, Inbox]:
         self._workers = [self._spawn(spec) for spec in self._specs]
-        pairs = [socket.socketpair() for _ in range(self.count + 1)]
-        names = ["engine", *(f"stage {spec.index}" for spec in self._specs), "engine"]
-        options = TransportOptions(spin=spin_for(self.count))
+        options = TransportOptions(spin=spin_for(len(self._specs)))
+        grid = wire(self._specs, options, self._rank_timeout)
+        last = f"stage {self.count - 1}"
         self._inbox = ConnectionInbox(
-            PlainConnection(pairs[-1][1], names[-2], options),
-            f"{names[-2]} to engine",
-            self.credits + 1,
+            PlainConnection(grid.last, last, options), f"{last} to engine", self.credits + 1
         )
-        for index, worker in enumerate(self._workers):
-            before, own, after = names[index : index + 3]
-            receiving, sending = pairs[index][1], pairs[index + 1][0]
-            with contextlib.suppress(OSError):  # a worker that is gone already: _listen reports it
-                send_control(worker.control, Job(worker.spec, self.credits, self.timeout))
-                for data, sock in (
-                    (
-                        DataSocket("receive", f"{before} to {own}", before, options=options),
-                        receiving,
-                    ),
-                    (DataSocket("send", f"{own} to {after}", after, options=options), sending),
-                ):
-                    send_socket(worker.control, data, sock)
-            # The worker has its own copies: what it alone uses must close with it.
-            receiving.close()
-            sending.close()
+        fabrics = [self._fabric() for _ in range(self.count)]
+        for worker, sockets in zip(self._workers, grid.workers, strict=True):
+            self._give(worker, fabrics[worker.spec.index], sockets)
             worker.reader = threading.Thread(
                 target=self._listen, args=(worker,), name="mlxcel-control", daemon=True
             )
             worker.reader.start()
         first = ConnectionOutbox(
-            PlainConnection(pairs[0][0], names[1], options),
+            PlainConnection(grid.first, "stage 0", options),
             "engine to stage 0",
             self.timeout,
             lambda value: value,
         )
         return first, self._inbox
+
+    def _fabric(self) -> tuple[str, ...]:
+        """Where the ranks of one stage find each other, if not through what they are given."""
+        if self._collectives == "ring":
+            return tuple(f"{LOOPBACK}:{port}" for port in free_ports(self.ranks))
+        return (LOOPBACK,) * self.ranks if self._collectives != "transport" else ()
+
+    def _give(self, worker: Worker, fabric: tuple[str, ...], sockets: Sequence[Given]) -> None:
+        job = Job(
+            worker.spec,
+            self.credits,
+            self.timeout,
+            self._rank_timeout,
+            self._collectives,
+            fabric,
+        )
+        with contextlib.suppress(OSError):  # a worker that is gone already: _listen reports it
+            send_control(worker.control, job)
+            for data, sock in sockets:
+                send_socket(worker.control, data, sock)
+        # The worker has its own copies: what it alone uses must close with it.
+        for _, sock in sockets:
+            sock.close()
 
     def _spawn(self, spec: StageSpec) -> Worker:
         here, there = socket.socketpair()
@@ -152,33 +169,36 @@ class ProcessPipeline(WorkerPipeline):
         except MlxcelError as raised:
             error = raised
         if error is not None:
-            self.reports.put(Failed(worker.spec.index, error))
+            self.reports.put(Failed(worker.spec.index, error, worker.spec.rank or 0))
             if self._inbox is not None:
-                self._inbox.close(f"stage {worker.spec.index} has failed")
+                self._inbox.close(f"{worker.spec.title} has failed")
 
     def _follow(self, worker: Worker) -> MlxcelError | None:
         """Pass reports on until the worker is gone; returns what is wrong with that."""
-        stage, said_hello, said_goodbye = worker.spec.index, False, False
+        stage, rank = worker.spec.index, worker.spec.rank
+        said_hello, said_goodbye = False, False
         while True:
             grace = self._grace if said_hello else max(self._grace, STARTING_SECONDS)
             if not _speaks(worker.control, grace):
                 worker.process.kill()  # it is lost; what is left of it must not be waited for
-                return WorkerSilent(stage, worker.process.pid, grace)
+                return WorkerSilent(stage, worker.process.pid, grace, rank)
             match _message(worker.control):
                 case None if said_goodbye:
                     return None
                 case None:
-                    return WorkerDied(stage, worker.process.pid, _how(worker))
+                    return WorkerDied(stage, worker.process.pid, _how(worker), rank)
                 case Hello() as hello:
                     said_hello = True
-                    self._greet(stage, hello)
+                    self._greet(worker.spec, hello)
                 case Alive() | Job() | DataSocket():
                     pass
                 case report:
                     said_goodbye = isinstance(report, Ended | Failed)
+                    if isinstance(report, Failed) and isinstance(report.error, WorkerFailed):
+                        report.error.rank = rank
                     self.reports.put(report)
 
-    def _greet(self, stage: int, hello: Hello) -> None:
+    def _greet(self, spec: StageSpec, hello: Hello) -> None:
         """All workers must run the same software, or split would not equal whole."""
         with self._greeting:
             if self._software is None:
@@ -186,7 +206,8 @@ class ProcessPipeline(WorkerPipeline):
         ours, theirs = self._software.versions, hello.software.versions
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                raise WorkerMismatch(stage, name, str(ours.get(name)), str(theirs.get(name)))
+                here, there = str(ours.get(name)), str(theirs.get(name))
+                raise WorkerMismatch(spec.index, name, here, there, spec.rank)
 
     def stop(self, *, drain: bool = True) -> tuple[StageStatus, ...]:
         """See :meth:`WorkerPipeline.stop`; what is given up ends with its control socket."""

@@ -24,6 +24,7 @@ class Meter:
     """
 
     stage: int
+    rank: int = 0
     _since: float | None = None
     _began: float | None = None
     _busy: float = 0.0
@@ -55,7 +56,8 @@ class Meter:
         if self._began is not None:
             self._busy += now - self._began
             self._began = now
-        beat = Beat(self.stage, now - self._since, self._busy, self._steps, memory=self._memory)
+        span, memory = now - self._since, self._memory
+        beat = Beat(self.stage, span, self._busy, self._steps, memory=memory, rank=self.rank)
         self._since = now if self._busy else None
         self._busy, self._steps = 0.0, 0
         return beat
@@ -68,10 +70,13 @@ class Pulse:
         stage: The stage's index.
         inbox: What its work comes through.
         report: Takes the beats, in that thread.
+        rank: The worker's within the stage.
     """
 
-    def __init__(self, stage: int, inbox: Inbox, report: Callable[[Beat], None]) -> None:
-        self._meter = Meter(stage)
+    def __init__(
+        self, stage: int, inbox: Inbox, report: Callable[[Beat], None], rank: int = 0
+    ) -> None:
+        self._meter = Meter(stage, rank)
         self._inbox = inbox
         self._report = report
         self._received = 0

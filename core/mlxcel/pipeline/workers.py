@@ -7,12 +7,20 @@ reports come through one queue.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import Empty
 
-from mlxcel.errors import ChannelClosed, DeadlineError, MlxcelError, StageError
+from mlxcel.errors import (
+    ChannelClosed,
+    DeadlineError,
+    MlxcelError,
+    RankLost,
+    StageError,
+    WorkerFailed,
+)
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
@@ -38,18 +46,23 @@ class WorkerPipeline(ABC):
         count: The number of stages.
         credits: Steps in flight at most.
         timeout: Seconds any one wait may last.
+        ranks: Workers of each stage.
 
     Attributes:
         reports: What the workers report. Whoever wants to hear their beats sets its ``on_beat``.
+        loaded: One for each stage: the bytes of its ranks together, and the time of the slowest.
+        loaded_ranks: One for each worker, those of a stage one after the other.
     """
 
-    def __init__(self, count: int, *, credits: int, timeout: float) -> None:
+    def __init__(self, count: int, *, credits: int, timeout: float, ranks: int = 1) -> None:
         self.count = count
+        self.ranks = ranks
         self.credits = credits
         self.timeout = timeout
         self.reports = ReportQueue()
         self.loaded: tuple[Loaded, ...] = ()
-        self._ended: dict[int, Ended] = {}
+        self.loaded_ranks: tuple[Loaded, ...] = ()
+        self._ended: dict[tuple[int, int], Ended] = {}
         self._first: Outbox | None = None
         self._last: Inbox | None = None
 
@@ -69,23 +82,29 @@ class WorkerPipeline(ABC):
             DeadlineError: No stage made progress for ``timeout`` seconds.
         """
         self._first, self._last = self._launch()
-        loaded: dict[int, Loaded] = {}
+        loaded: dict[tuple[int, int], Loaded] = {}
+        loading: dict[tuple[int, int], Loading] = {}
         latest, heard = (0, 0, 0), time.monotonic()
-        while len(loaded) < self.count:
+        while len(loaded) < self.count * self.ranks:
             report = self._next_report(heard + self.timeout)
             if report is None:
                 on_progress(*latest)
                 continue
             heard = time.monotonic()
             match report:
-                case Loading(stage, done, total):
-                    latest = (stage, done, total)
+                case Loading(stage):
+                    loading[stage, report.rank] = report
+                    latest = _progress(stage, loading.values())
                     on_progress(*latest)
                 case Loaded():
-                    loaded[report.stage] = report
+                    loaded[report.stage, report.rank] = report
                 case Failed():
-                    raise _typed(report)
-        self.loaded = tuple(done for _, done in sorted(loaded.items()))
+                    raise _typed(self._first_failure(report) or report)
+        self.loaded_ranks = tuple(done for _, done in sorted(loaded.items()))
+        self.loaded = tuple(
+            Loaded(stage, sum(done.bytes for done in ranks), max(done.seconds for done in ranks))
+            for stage, ranks in _by_stage(self.loaded_ranks)
+        )
 
     def submit(self, step: Step) -> None:
         """Hand a step to the first stage.
@@ -159,7 +178,7 @@ class WorkerPipeline(ABC):
         self._join(time.monotonic() + (self.timeout if drain else GIVE_UP_SECONDS))
         for report in self.reports.drain():
             if isinstance(report, Ended):
-                self._ended[report.stage] = report
+                self._ended[report.stage, report.rank] = report
         return _statuses(self.loaded, self._ended)
 
     def _next_report(self, deadline: float) -> Report | None:
@@ -176,17 +195,48 @@ class WorkerPipeline(ABC):
 
     def _cause(self, closed: ChannelClosed) -> MlxcelError:
         """Why a link is closed: the failure that a stage has reported, or is about to."""
+        failed = self._first_failure()
+        return closed if failed is None else _typed(failed)
+
+    def _first_failure(self, failed: Failed | None = None) -> Failed | None:
+        """The failure that all others follow from, if one is reported within a moment.
+
+        Who loses a rank only says what it saw; that rank, or whoever watches it, says why.
+
+        Args:
+            failed: What has been reported already.
+        """
         deadline = time.monotonic() + CAUSE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
+        while failed is None or _follows(failed):
             try:
-                report = self.reports.get(timeout=left)
+                report = self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 break
-            if isinstance(report, Failed):
-                return _typed(report)
-            if isinstance(report, Ended):
-                self._ended[report.stage] = report
-        return closed
+            match report:
+                case Failed() if failed is None or not _follows(report):
+                    failed = report
+                case Ended():
+                    self._ended[report.stage, report.rank] = report
+        return failed
+
+
+def _follows(failed: Failed) -> bool:
+    """Whether this failure follows from another worker's."""
+    error = failed.error
+    return isinstance(error, RankLost) or (
+        isinstance(error, WorkerFailed) and error.kind == RankLost.__name__
+    )
+
+
+def _progress(stage: int, loading: Iterable[Loading]) -> tuple[int, int, int]:
+    """``stage`` with the bytes done and in all of those of its ranks that have said any."""
+    own = [report for report in loading if report.stage == stage]
+    return stage, sum(report.done for report in own), sum(report.total for report in own)
+
+
+def _by_stage(reports: Iterable[Loaded]) -> Iterator[tuple[int, list[Loaded]]]:
+    for stage, ranks in itertools.groupby(reports, key=lambda report: report.stage):
+        yield stage, list(ranks)
 
 
 def _typed(failed: Failed) -> MlxcelError:
@@ -198,14 +248,16 @@ def _typed(failed: Failed) -> MlxcelError:
     return error
 
 
-def _statuses(loaded: Sequence[Loaded], ended: dict[int, Ended]) -> tuple[StageStatus, ...]:
-    """Busy seconds of each stage within the window that all of them share."""
+def _statuses(
+    loaded: Sequence[Loaded], ended: Mapping[tuple[int, int], Ended]
+) -> tuple[StageStatus, ...]:
+    """Busy seconds of each stage, its busiest rank's, within the window that all of them share."""
     firsts = [e.first for e in ended.values() if e.first is not None]
     lasts = [e.last for e in ended.values() if e.last is not None]
     span = max(lasts) - min(firsts) if firsts and lasts else 0.0
+    busy: dict[int, float] = {}
+    for (stage, _), end in ended.items():
+        busy[stage] = max(end.busy, busy.get(stage, 0.0))
     return tuple(
-        StageStatus(
-            done.stage, done.bytes, ended[done.stage].busy if done.stage in ended else 0.0, span
-        )
-        for done in loaded
+        StageStatus(done.stage, done.bytes, busy.get(done.stage, 0.0), span) for done in loaded
     )

@@ -6,7 +6,8 @@ from functools import partial
 
 from aiohttp import web
 
-from mlxcel.engine.kv_manager import AdmissionDiagnostic, StageKVManager
+from mlxcel.engine.kv_grid import StageUse, stage_uses
+from mlxcel.engine.kv_manager import AdmissionDiagnostic
 from mlxcel.engine.sequence import Output
 from mlxcel.observe.metrics import ServerMetrics
 from mlxcel.server import chat, completions, health, messages, models, tokenize
@@ -52,8 +53,8 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
     serving = Serving(options, backend, dispatcher, metrics)
     metrics.watch_pipeline(backend.live)
     metrics.watch(lambda: backend.waiting, lambda: backend.active)
-    for manager in backend.managers:
-        metrics.watch_stage(manager.stage, partial(_used, manager), manager.budget)
+    for stage, use in stage_uses(backend.managers).items():
+        metrics.watch_stage(stage, partial(_used, use), use.budget)
 
     app = web.Application(
         middlewares=[count_and_explain, require_key], client_max_size=options.max_body_size
@@ -107,5 +108,5 @@ def _refused(metrics: ServerMetrics, diagnostic: AdmissionDiagnostic) -> None:
     metrics.refused(diagnostic.stage_index, diagnostic.reason.metric_label())
 
 
-def _used(manager: StageKVManager) -> int:
-    return manager.used
+def _used(use: StageUse) -> int:
+    return use.used

@@ -47,6 +47,7 @@ def describe(peer: Peer) -> dict[str, Any]:
         body |= {
             "node": offer.node,
             "stage": offer.stage,
+            "rank": offer.rank,
             "layers": f"{offer.start}-{offer.stop - 1}",
         }
     return body
@@ -82,3 +83,8 @@ class PeerMetrics(Collector):
         )
         stage.add_metric([], -1 if state.offer is None else state.offer.stage)
         yield stage
+        rank = GaugeMetricFamily(
+            "mlxcel_peer_rank", "The rank of that stage that this peer is, -1 while it is none"
+        )
+        rank.add_metric([], -1 if state.offer is None else state.offer.rank)
+        yield rank

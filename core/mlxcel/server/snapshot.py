@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlxcel.engine.kv_grid import stage_uses
 from mlxcel.observe.live import HopFigures, StageFigures
 from mlxcel.server.backend import Backend
 from mlxcel.server.options import Options
@@ -42,14 +43,15 @@ def snapshot(options: Options, backend: Backend, seconds: int) -> dict[str, Any]
 
 
 def _stages(backend: Backend, figures: tuple[StageFigures, ...]) -> list[dict[str, Any]]:
-    managers = {manager.stage: manager for manager in backend.managers}
+    uses = stage_uses(backend.managers)
     stages = []
     for state, figure in zip(backend.stages, figures, strict=True):
-        manager = managers.get(state.stage)
+        use = uses.get(state.stage)
         stages.append(
             {
                 "stage": state.stage,
                 "place": state.place,
+                "ranks": state.ranks,
                 "layers": f"{state.layers[0]}-{state.layers[1] - 1}",
                 "ready": state.ready,
                 "bytes_done": state.bytes_done,
@@ -59,8 +61,8 @@ def _stages(backend: Backend, figures: tuple[StageFigures, ...]) -> list[dict[st
                 "bubble": round(figure.bubble, 3),
                 "received_per_second": round(figure.received),
                 "received": figure.received_total,
-                "kv_used": 0 if manager is None else manager.used,
-                "kv_budget": None if manager is None else manager.budget,
+                "kv_used": 0 if use is None else use.used,
+                "kv_budget": None if use is None else use.budget,
             }
         )
     return stages

@@ -1,57 +1,79 @@
-"""A rank's share of a tensor, cut out of the whole one."""
+"""A rank's share of a tensor: read out of its file, or cut out of the whole one."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import attrs
 import mlx.core as mx
 
+from mlxcel.checkpoint.headers import TensorHeader
 from mlxcel.stage.packed import Packed
+from mlxcel.stage.slices import read_share
 from mlxcel.tensor.shard import Shard, ShardStrategy
 
 
-def cut(value: mx.array | Packed, shard: Shard, rank: int, ranks: int) -> mx.array | Packed:
-    """What ``rank`` of ``ranks`` holds of ``value``: a copy, so that the rest can be forgotten.
+@attrs.frozen
+class Share:
+    """What ``rank`` of ``ranks`` holds of what is split like ``shard``."""
+
+    shard: Shard
+    rank: int
+    ranks: int
+
+    def parts(self, size: int) -> tuple[range, ...]:
+        """What it is of the split axis, of ``size``."""
+        return self.shard.parts(size, self.rank, self.ranks)
+
+
+def cut(
+    name: str,
+    value: mx.array | Packed,
+    share: Share,
+    stored: Mapping[str, TensorHeader],
+) -> mx.array | Packed:
+    """The ``share`` of ``value``: a copy, so that the rest can be forgotten.
 
     The axis must be one that the shard divides. A packed matrix whose groups it does not divide
     is unpacked first.
+
+    Args:
+        name: What the model calls the parameter.
+        stored: Which parameters are tensors of a file, unchanged: only the share of these is
+            read. For all others ``value`` is evaluated.
+
+    Raises:
+        CheckpointError: A file is not what it was when its header was read.
     """
+    shard = share.shard
     if shard.strategy is ShardStrategy.REPLICATED:
         return value
-    if isinstance(value, Packed):
-        groups = value.scales.shape[shard.axis]
-        if shard.strategy is ShardStrategy.ROW and not shard.divides(groups, ranks):
-            return cut(value.unpack(), shard, rank, ranks)
-        return attrs.evolve(
-            value,
-            weight=_cut(value.weight, shard, rank, ranks),
-            scales=_cut(value.scales, shard, rank, ranks),
-            biases=None if value.biases is None else _cut(value.biases, shard, rank, ranks),
-            global_scale=_cut_overall(value.global_scale, shard, rank, ranks),
-        )
-    return _cut(value, shard, rank, ranks) if value.size > 1 else value
+    if not isinstance(value, Packed):
+        return _cut(value, share, stored.get(name)) if value.size > 1 else value
+    groups = value.scales.shape[shard.axis]
+    if shard.strategy is ShardStrategy.ROW and not shard.divides(groups, share.ranks):
+        return _cut(value.unpack(), share, None)
+    module = name.rpartition(".")[0]
+    overall = value.global_scale
+    if overall is not None and overall.size > 1 and shard.strategy is ShardStrategy.EXPERT:
+        overall = _cut(overall, share, stored.get(f"{module}.global_scale"))
+    return attrs.evolve(
+        value,
+        weight=_cut(value.weight, share, stored.get(f"{module}.weight")),
+        scales=_cut(value.scales, share, stored.get(f"{module}.scales")),
+        biases=None
+        if value.biases is None
+        else _cut(value.biases, share, stored.get(f"{module}.biases")),
+        global_scale=overall,
+    )
 
 
-def cut_shape(shape: Sequence[int], shard: Shard, rank: int, ranks: int) -> tuple[int, ...]:
-    """The shape of what :func:`cut` makes of an array of ``shape``."""
-    if shard.strategy is ShardStrategy.REPLICATED:
-        return tuple(shape)
-    own = list(shape)
-    own[shard.axis] = sum(map(len, shard.parts(shape[shard.axis], rank, ranks)))
-    return tuple(own)
-
-
-def _cut(value: mx.array, shard: Shard, rank: int, ranks: int) -> mx.array:
-    parts = shard.parts(value.shape[shard.axis], rank, ranks)
+def _cut(value: mx.array, share: Share, stored: TensorHeader | None) -> mx.array:
+    axis = share.shard.axis
+    parts = share.parts(value.shape[axis])
+    if stored is not None:
+        return read_share(stored, value.dtype, axis, parts)
     # A slice would be a view of the whole tensor and keep all of it in memory.
     rows = mx.array(list(itertools.chain(*parts)), dtype=mx.int32)
-    return mx.take(value, rows, axis=shard.axis)
-
-
-def _cut_overall(scale: mx.array | None, shard: Shard, rank: int, ranks: int) -> mx.array | None:
-    """One number, or one for each expert of a stack."""
-    if scale is None or scale.size == 1 or shard.strategy is not ShardStrategy.EXPERT:
-        return scale
-    return _cut(scale, shard, rank, ranks)
+    return mx.take(value, rows, axis=axis)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from mlxcel.errors import SamplingFailed
 from mlxcel.family.contract import Family
 from mlxcel.family.transformer import TransformerStage
 from mlxcel.pipeline.operations import New
@@ -62,7 +63,11 @@ class FamilyExecutor:
         return stage.nbytes()
 
     def run(self, step: Step) -> Step | Tokens:
-        """One step of this stage; see :class:`mlxcel.stage.contract.StageExecutor`."""
+        """One step of this stage; see :class:`mlxcel.stage.contract.StageExecutor`.
+
+        Raises:
+            SamplingFailed: The other ranks have run it, but no tokens could be drawn.
+        """
         assert self._stage is not None, "load() comes first"
         assert self._table is not None
         with mx.stream(self.stream):
@@ -110,13 +115,24 @@ class FamilyExecutor:
             mx.eval(stage.logits(h) if shared else h, states)
             return Tokens(step.seq, step.slot)
         logits = stage.logits(h)[:, -1, :]
-        tokens = sample(logits, batch.rows)
-        likely = logprobs(logits, batch.rows, tokens)
-        problems = (row.matcher.problem for row in batch.rows if row.matcher is not None)
-        causes = tuple(problem for problem in problems if problem is not None)
-        batch.note(tokens)
-        mx.eval(states)
-        return Tokens(step.seq, step.slot, tuple(tokens), likely, causes)
+        if self.collectives is None:
+            return _draw(step, logits, batch, states)
+        mx.eval(logits, states)  # all that ranks do together; from here this one is alone
+        try:
+            return _draw(step, logits, batch, states)
+        except Exception as error:
+            raise SamplingFailed(f"{type(error).__name__}: {error}") from error
+
+
+def _draw(step: Step, logits: mx.array, batch: Batch, states: Sequence[Any]) -> Tokens:
+    """The answer to ``step``: a token for each row, and what was asked for beside it."""
+    tokens = sample(logits, batch.rows)
+    likely = logprobs(logits, batch.rows, tokens)
+    problems = (row.matcher.problem for row in batch.rows if row.matcher is not None)
+    causes = tuple(problem for problem in problems if problem is not None)
+    batch.note(tokens)
+    mx.eval(states)
+    return Tokens(step.seq, step.slot, tuple(tokens), likely, causes)
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, mx.array]:

@@ -9,10 +9,11 @@ import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxcel.checkpoint.headers import TensorHeader
 from mlxcel.family.contract import Family
 from mlxcel.family.transformer import TransformerStage
 from mlxcel.stage.contract import Progress
-from mlxcel.stage.cut import cut, cut_shape
+from mlxcel.stage.cut import Share, cut
 from mlxcel.stage.packed import Packed
 from mlxcel.tensor.plan import ShardPlan
 from mlxcel.tensor.shard import REPLICATED, Shard
@@ -31,6 +32,7 @@ class Shares:
         size: How many there are in all.
         cast: The type of floating parameters; None leaves them as they are.
         family: Says which of them are cast.
+        stored: Those that are tensors of a file, unchanged, by their names in the whole model.
     """
 
     names: Mapping[str, str]
@@ -39,6 +41,7 @@ class Shares:
     size: int
     cast: mx.Dtype | None
     family: Family
+    stored: Mapping[str, TensorHeader]
 
     def shard(self, local: str) -> Shard:
         """How the parameter is split."""
@@ -53,25 +56,23 @@ class Shares:
         if shard == REPLICATED:
             return [self._finished(local, value)] * len(self.ranks)
         return [
-            None
-            if shard.once and rank
-            else self._finished(local, cut(value, shard, rank, self.size))
+            None if shard.once and rank else self._cut(local, value, Share(shard, rank, self.size))
             for rank in self.ranks
         ]
 
     def nbytes(self, local: str, value: mx.array | Packed) -> int:
         """The bytes of what our ranks get together."""
         shard = self.shard(local)
-        each = range(1) if shard == REPLICATED else self.ranks
-        numbers = sum(
-            math.prod(cut_shape(value.shape, shard, rank, self.size))
-            for rank in each
-            if not (shard.once and rank)
-        )
+        if shard.once and 0 not in self.ranks:
+            return 0
+        numbers = math.prod(shard.held(value.shape, self.ranks, self.size))
         if isinstance(value, Packed):
             return numbers * _FLOAT32_BYTES
         dtype = self.cast if self.cast is not None and self._casts(local, value) else value.dtype
         return numbers * dtype.size
+
+    def _cut(self, local: str, value: mx.array | Packed, share: Share) -> mx.array:
+        return self._finished(local, cut(self.names[local], value, share, self.stored))
 
     def _finished(self, local: str, value: mx.array | Packed) -> mx.array:
         if isinstance(value, Packed):
@@ -94,7 +95,8 @@ def fill(
     """Read ``own`` into ``stages``, one for each rank; ``own`` is emptied.
 
     One tensor at a time, so that the peak is one of them above the sum. It counts twice where it
-    is put together from several, cast or cut.
+    is put together from several, or cast; of one that ranks share, what they share counts, unless
+    it is put together.
     """
     total = sum(shares.nbytes(local, value) for local, value in own.items())
     done = 0

@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 
 from mlxcel import compat
 from mlxcel.checkpoint.checkpoint import Checkpoint
+from mlxcel.checkpoint.headers import TensorHeader
 from mlxcel.errors import CheckpointError
 from mlxcel.family.contract import Family, Part
 from mlxcel.family.transformer import TransformerStage, flat_parameters
@@ -69,9 +70,11 @@ def load_stage(
     stage_class = family.stage_class()
     models = [_build(stage_class, checkpoint) for _ in ranks]
     read = _read(checkpoint, family)
-    # It may change the model too (Gemma 3 gives up its head where the table is the head).
-    weights, *_ = [_sanitize(stage_class, model, dict(read), checkpoint) for model in models]
-    del read
+    plain = _repack(read, checkpoint)
+    for model in models:  # it may change the model too (Gemma 3 gives up a head it ties)
+        weights = _sanitize(stage_class, model, dict(plain), checkpoint)
+    stored = _stored(weights, read, checkpoint)
+    del read, plain
     packing = _packing(models[0], weights, checkpoint)
     tensors: Tensors = {**weights}
     if dequantize:
@@ -83,8 +86,9 @@ def load_stage(
     own, names = _own(stages[0], tensors, checkpoint, family)
     del weights, tensors
     plan = family.shard_plan(checkpoint.config, tensor) if tensor.size > 1 else None
+    assert plan is None or plan.divides(tensor.size), "refused when it was planned"
     dtype = None if cast is None else getattr(mx, cast)
-    shares = Shares(names, plan, ranks, tensor.size, dtype, family)
+    shares = Shares(names, plan, ranks, tensor.size, dtype, family, stored)
     for stage in stages:
         stage.model.eval()
         if plan is not None:
@@ -120,6 +124,11 @@ def _read(checkpoint: Checkpoint, family: Family) -> Weights:
         for name, value in _open(file).items():
             if name in used and used[name].file == file:
                 weights[name] = value
+    return weights
+
+
+def _repack(weights: Weights, checkpoint: Checkpoint) -> Weights:
+    """``weights`` as MLX packs them, whoever packed them."""
     settings = checkpoint.quantization
     if settings is not None and settings.method in ("awq", "gptq"):
         packing = {"bits": settings.bits, "group_size": settings.group_size}
@@ -136,6 +145,16 @@ def _open(file: Path) -> Weights:
             f"MLX cannot read it ({error}).",
             "Get the weights in another type, or convert the original ones with mlx_lm.convert.",
         ) from error
+
+
+def _stored(weights: Weights, read: Weights, checkpoint: Checkpoint) -> dict[str, TensorHeader]:
+    """Those of ``weights`` that are arrays of ``read``, under whatever name: as in their files."""
+    names = {id(value): name for name, value in read.items()}
+    return {
+        name: checkpoint.tensors[names[id(value)]]
+        for name, value in weights.items()
+        if id(value) in names
+    }
 
 
 def _sanitize(

@@ -20,6 +20,7 @@ from mlxcel.pipeline.control import (
     receive_socket,
     send_control,
 )
+from mlxcel.pipeline.sockets import SocketKey, sockets_of
 
 ALIVE_SECONDS = 0.5
 """Between two signs of life."""
@@ -54,17 +55,17 @@ class Owner:
         with self._lock, contextlib.suppress(OSError):  # who is gone: the listener ends us
             send_control(self._sock, message)
 
-    def work(self) -> tuple[Job, Given, Given]:
-        """The job, the socket to receive from, and the one to send to, once all are there."""
+    def work(self) -> tuple[Job, dict[SocketKey, Given]]:
+        """The job, and the sockets that its spec needs, once all are there."""
         job: Job | None = None
-        sockets: dict[str, Given] = {}
-        while job is None or len(sockets) < 2:
+        sockets: dict[SocketKey, Given] = {}
+        while job is None or sockets.keys() < sockets_of(job.spec):
             match self._heard.get():
                 case Job() as job:
                     pass
                 case (DataSocket() as data, _) as given:
-                    sockets[data.direction] = given
-        return job, sockets["receive"], sockets["send"]
+                    sockets[data.direction, data.rank] = given
+        return job, sockets
 
     def at_the_end(self, *endings: Callable[[str], None]) -> None:
         """Call ``endings`` with the reason when the owner is gone; a moment later all is over."""

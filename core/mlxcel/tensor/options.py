@@ -12,6 +12,9 @@ MoeMode = Literal["expert_parallel", "within_expert"]
 VocabMode = Literal["replicated", "vocab_parallel"]
 """All of the vocabulary on each rank, or a share of it."""
 
+MOST_RANKS = 1024
+"""No stage is shared by more; plans look no further for legal sizes."""
+
 
 @attrs.frozen
 class TensorParallel:

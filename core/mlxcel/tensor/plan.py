@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -43,16 +44,26 @@ class Communication:
 
 
 @attrs.frozen
+class Obstacle:
+    """``parts``, such as "9 query heads", of the module ``module`` that ranks cannot share."""
+
+    module: str
+    parts: str
+
+
+@attrs.frozen
 class ShardPlan:
     """What each rank holds of a model, and where the ranks talk.
 
     Attributes:
         parameters: All parameters of the model by their path, each with its shard.
         communications: In the order of a forward pass.
+        groups: Of those that are packed, how many inputs have one scale.
     """
 
     parameters: Mapping[str, TensorShape]
     communications: tuple[Communication, ...]
+    groups: Mapping[str, int] = MappingProxyType({})
 
     def shard_of(self, path: str) -> Shard:
         """How the parameter ``path`` is split; also for what a packed matrix has beside it.
@@ -70,20 +81,40 @@ class ShardPlan:
                 return REPLICATED
         return self.parameters[path].shard
 
+    def after(self, path: str) -> tuple[Communication, ...]:
+        """How the ranks put together what the parameter ``path`` has a part in."""
+        if self.shard_of(path).strategy in (ShardStrategy.COLUMN, ShardStrategy.REPLICATED):
+            return ()
+        return tuple(talk for talk in self.communications if path.startswith(f"{talk.path}."))
+
     def divides(self, ranks: int) -> bool:
         """Whether the model can be split over ``ranks``."""
         return not any(self.obstacles(ranks))
 
-    def obstacles(self, ranks: int) -> Iterator[str]:
-        """The paths of the parameters that cannot be shared out to ``ranks``."""
-        for path, parameter in self.parameters.items():
-            shard = parameter.shard
-            if not shard.divides(parameter.shape[shard.axis], ranks):
-                yield path
+    def obstacles(self, ranks: int) -> Iterator[Obstacle]:
+        """What cannot be shared out to ``ranks``, in the order of a forward pass."""
+        for path, shard, size, group in self._split():
+            module = path.rpartition(".")[0]
+            if not shard.divides(size, ranks):
+                yield Obstacle(module, _parts(shard, size))
+            elif group is not None and not shard.divides(size, ranks, group):
+                yield Obstacle(module, f"{size // group} quantization groups (of {group} inputs)")
 
     def legal_sizes(self, most: int) -> tuple[int, ...]:
         """The numbers of ranks, up to ``most``, that the model can be split over."""
-        return tuple(ranks for ranks in range(1, most + 1) if self.divides(ranks))
+        kinds = {(shard, size, group) for _, shard, size, group in self._split()}  # few
+        return tuple(
+            ranks
+            for ranks in range(1, most + 1)
+            if all(shard.divides(size, ranks, group) for shard, size, group in kinds)
+        )
+
+    def _split(self) -> Iterator[tuple[str, Shard, int, int | None]]:
+        """What is not replicated: path, shard, size of its axis, and group."""
+        for path, parameter in self.parameters.items():
+            shard = parameter.shard
+            if shard.strategy is not ShardStrategy.REPLICATED:
+                yield path, shard, parameter.shape[shard.axis], self.groups.get(path)
 
 
 def plan_of(shapes: Iterable[TensorShape], options: TensorParallel) -> ShardPlan:
@@ -113,6 +144,18 @@ def _chosen(path: str, shard: Shard, options: TensorParallel, *, tied: bool) -> 
     else:
         shared = (options.head if _is_head(path) else options.embedding) == "vocab_parallel"
     return shard if shared else REPLICATED
+
+
+def _parts(shard: Shard, size: int) -> str:
+    """What an axis of ``size`` consists of, in words."""
+    match shard.strategy:
+        case ShardStrategy.VOCAB:
+            return f"{size} rows of the vocabulary"
+        case ShardStrategy.EXPERT:
+            return f"{size} experts"
+    if shard.units is not None:
+        return f"{shard.units} {shard.what}"
+    return f"intermediate size {shard.segments[0] if shard.segments else size}"
 
 
 def _is_head(path: str) -> bool:

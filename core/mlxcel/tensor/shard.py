@@ -9,6 +9,7 @@ themselves are always the first axis, 0.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import attrs
 
@@ -52,6 +53,7 @@ class Shard:
             of the names mlx-lm has for them; a rank divides them like the axis.
         at_once: The sum is needed right behind this module, not only behind its block.
         stacked: It is of a stack of experts.
+        what: What the units are, in words for people.
     """
 
     strategy: ShardStrategy = ShardStrategy.REPLICATED
@@ -63,6 +65,7 @@ class Shard:
     counted: tuple[str, ...] = ()
     at_once: bool = False
     stacked: bool = False
+    what: str = "parts"
 
     def of_bias(self) -> Shard:
         """How the bias of a layer is split whose weight is split like this."""
@@ -77,14 +80,20 @@ class Shard:
             return Shard(ShardStrategy.EXPERT, axis=0, stacked=True)
         return self
 
-    def divides(self, size: int, ranks: int) -> bool:
-        """Whether an axis of ``size`` can be shared out to so many ``ranks``."""
+    def divides(self, size: int, ranks: int, group: int | None = None) -> bool:
+        """Whether an axis of ``size`` can be shared out to so many ``ranks``.
+
+        Args:
+            group: Inputs of a packed matrix that have one scale, which no rank may divide.
+        """
         match self.strategy:
             case ShardStrategy.REPLICATED:
                 return True
             case ShardStrategy.VOCAB | ShardStrategy.EXPERT:
                 return size >= ranks
-        return all(self._divides(segment, ranks) for segment in self.segments or (size,))
+        segments = self.segments or (size,)
+        whole = group if group is not None and self.strategy is ShardStrategy.ROW else 1
+        return all(self._divides(segment, ranks, whole) for segment in segments)
 
     def parts(self, size: int, rank: int, ranks: int) -> tuple[range, ...]:
         """What ``rank`` of ``ranks`` holds of an axis of ``size``: one range of each segment.
@@ -109,9 +118,22 @@ class Shard:
             begin += segment
         return tuple(parts)
 
-    def _divides(self, segment: int, ranks: int) -> bool:
+    def held(self, shape: Sequence[int], ranks: range, size: int) -> tuple[int, ...]:
+        """The shape of what ``ranks``, some of ``size``, hold together of an array of ``shape``.
+
+        The axis must be one that :meth:`divides`. What is replicated they hold once.
+        """
+        if self.strategy is ShardStrategy.REPLICATED:
+            return tuple(shape)
+        own, whole = list(shape), shape[self.axis]
+        own[self.axis] = sum(len(part) for rank in ranks for part in self.parts(whole, rank, size))
+        return tuple(own)
+
+    def _divides(self, segment: int, ranks: int, whole: int) -> bool:
         units = self.units or segment
-        return units % ranks == 0 or (self.repeats and ranks % units == 0)
+        if self.repeats and ranks % units == 0:
+            return True
+        return units % ranks == 0 and segment % (ranks * whole) == 0
 
 
 REPLICATED = Shard()
@@ -125,11 +147,12 @@ def column(
     segments: tuple[int, ...] = (),
     repeats: bool = False,
     counted: tuple[str, ...] = (),
+    what: str = "parts",
 ) -> Shard:
     """The outputs are shared out; see :class:`Shard` for the arguments."""
-    return Shard(ShardStrategy.COLUMN, axis, units, segments, repeats, counted=counted)
+    return Shard(ShardStrategy.COLUMN, axis, units, segments, repeats, counted=counted, what=what)
 
 
-def row(units: int | None = None, *, at_once: bool = False) -> Shard:
+def row(units: int | None = None, *, at_once: bool = False, what: str = "parts") -> Shard:
     """The inputs are shared out, so that the results have to be added."""
-    return Shard(ShardStrategy.ROW, -1, units, at_once=at_once)
+    return Shard(ShardStrategy.ROW, -1, units, at_once=at_once, what=what)

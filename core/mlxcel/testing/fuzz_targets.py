@@ -149,7 +149,7 @@ def _control_messages() -> tuple[bytes, ...]:
         transport="any",
         credits=8,
         timeout=30.0,
-        following="10.0.0.3:19001",
+        dials={"0-1": "10.0.0.3:19001"},
     )
     messages = (
         offer,

@@ -35,6 +35,7 @@ from mlxcel.pipeline.operations import Extend, Filter, Merge, Operation
 from mlxcel.stage.arrays import from_wire, to_wire
 from mlxcel.stage.batch import BatchTable
 from mlxcel.stage.load import load_stage
+from mlxcel.tensor.collectives import Collectives
 from mlxcel.tensor.options import ALONE, TensorParallel
 
 HANDLE = 0
@@ -59,7 +60,8 @@ class Reference(Protocol):
 class Chain:
     """A checkpoint in stages; between two of them the payload becomes bytes and back.
 
-    With ``tensor``, every stage is all the ranks that share it.
+    With ``tensor``, every stage is all the ranks that share it, or one of them; then
+    ``collectives`` reach the others.
     """
 
     def __init__(
@@ -71,7 +73,11 @@ class Chain:
         *,
         dequantize: bool = False,
         tensor: TensorParallel = ALONE,
+        collectives: Collectives | None = None,
     ) -> None:
+        ranks = range(tensor.size)
+        if collectives is not None:
+            ranks = ranks[collectives.rank : collectives.rank + 1]
         checkpoint = family.open(path)
         self.stages = [
             load_stage(
@@ -82,7 +88,8 @@ class Chain:
                 dtype,
                 dequantize=dequantize,
                 tensor=tensor,
-                ranks=range(tensor.size),
+                ranks=ranks,
+                collectives=collectives,
             )
             for r in ranges
         ]

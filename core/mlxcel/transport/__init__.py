@@ -1,5 +1,6 @@
 """How frames get from one machine to another; transports are plugins."""
 
+from mlxcel.transport.buffers import widen
 from mlxcel.transport.contract import (
     Connection,
     Keys,
@@ -24,4 +25,5 @@ __all__ = [
     "TransportOptions",
     "allocate",
     "set_tcp_options",
+    "widen",
 ]

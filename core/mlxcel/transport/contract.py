@@ -60,6 +60,11 @@ class Connection(Protocol):
         """Bytes received so far, headers and tags included."""
         ...
 
+    @property
+    def room(self) -> int:
+        """Bytes that it takes while the peer takes none, so that a send of them does not wait."""
+        ...
+
     def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
         """Send ``pieces`` as one frame within ``timeout`` seconds.
 

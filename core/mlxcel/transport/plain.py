@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from mlxcel.errors import MlxcelError, WireError
+from mlxcel.transport.buffers import widen
 from mlxcel.transport.contract import TransportOptions
 from mlxcel.transport.memory import allocate
 from mlxcel.transport.stream import ByteStream
@@ -23,6 +24,8 @@ class PlainConnection:
         self, sock: socket.socket, peer: str, options: TransportOptions | None = None
     ) -> None:
         options = options or TransportOptions()
+        if sock.family == socket.AF_UNIX:
+            widen(sock)
         self.peer = peer
         self._max_frame = options.max_frame
         self._stream = ByteStream(sock, peer, options, _SMALL)
@@ -36,6 +39,11 @@ class PlainConnection:
     def received(self) -> int:
         """Bytes received, lengths included."""
         return self._stream.received
+
+    @property
+    def room(self) -> int:
+        """Bytes that a send takes while the peer takes none."""
+        return self._stream.room
 
     def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
         """See :meth:`Connection.send`; small frames are joined, large ones are not copied."""

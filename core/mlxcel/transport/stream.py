@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 
 from mlxcel.errors import ChannelClosed, DeadlineError
+from mlxcel.transport.buffers import room
 from mlxcel.transport.contract import TransportOptions
 from mlxcel.wire.tensor import Buffer
 
@@ -30,6 +31,7 @@ class ByteStream:
 
     Attributes:
         sent, received: Bytes so far.
+        room: Bytes that a send takes while the peer takes none.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class ByteStream:
         self.peer = peer
         self.sent = 0
         self.received = 0
+        self.room = room(sock)
         self._sock = sock
         self._spin = options.spin
         self._stall = options.stall

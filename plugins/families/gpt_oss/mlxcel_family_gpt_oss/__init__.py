@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family, fields
-from mlxcel.family.mixers import Attention
+from mlxcel.family.mixers import QUERY_HEADS, Attention
 from mlxcel.family.shapes import TensorShape, block, decoder, gated_experts, linear, vector
 from mlxcel.tensor.shard import column
 
@@ -36,13 +36,14 @@ class GptOss(Family):
         heads = attention.heads
         hidden, inner = attention.hidden, fields.count(config, "intermediate_size")
         experts = fields.count(config, "num_local_experts")
+        by_head = column(heads, axis=-1, what=QUERY_HEADS)
 
         def layer(name: str, index: int) -> Iterator[TensorShape]:
             return block(
                 name,
                 hidden,
                 attention.shapes(f"{name}.self_attn"),
-                vector(f"{name}.self_attn.sinks", heads, shard=column(heads, axis=-1)),
+                vector(f"{name}.self_attn.sinks", heads, shard=by_head),
                 linear(f"{name}.mlp.router", experts, hidden, bias=True),
                 gated_experts(f"{name}.mlp.experts", experts, hidden, inner, bias=True),
             )

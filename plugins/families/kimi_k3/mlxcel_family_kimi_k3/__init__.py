@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import Family, Part, Place, fields
-from mlxcel.family.mixers import LatentAttention
+from mlxcel.family.mixers import QUERY_HEADS, LatentAttention
 from mlxcel.family.shapes import (
     TensorShape,
     block,
@@ -81,7 +81,7 @@ class KimiK3(Family):
                 parts.append(latent.shapes(f"{name}.self_attn"))
                 if gated:
                     values = latent.heads * latent.value_dim
-                    shard = column(latent.heads)
+                    shard = column(latent.heads, what=QUERY_HEADS)
                     parts.append(linear(f"{name}.self_attn.g_proj", values, hidden, shard=shard))
             if blocks:
                 parts.append(_mix(f"{name}.self_attention_res", hidden))

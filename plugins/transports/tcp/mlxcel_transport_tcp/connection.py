@@ -39,6 +39,11 @@ class SealedConnection:
         """Bytes received, headers and tags included."""
         return self._stream.received
 
+    @property
+    def room(self) -> int:
+        """Bytes that a send takes while the peer takes none."""
+        return self._stream.room
+
     def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
         """See :meth:`mlxcel.transport.Connection.send`."""
         try:

@@ -11,6 +11,7 @@ from mlxcel.transport import (
     TrafficClass,
     TransportOptions,
     set_tcp_options,
+    widen,
 )
 from mlxcel_transport_tcp.connection import SealedConnection
 
@@ -26,8 +27,10 @@ class TcpTransport:
     def connection(
         self, sock: socket.socket, keys: Keys | None, peer: str, traffic: TrafficClass
     ) -> Connection:
-        """The connection on ``sock``; both classes of traffic are carried in the same way."""
+        """The connection on ``sock``; where all ranks send at once, it has much room."""
         set_tcp_options(sock)
+        if traffic == "tp_collective":
+            widen(sock)
         if keys is None:
             return PlainConnection(sock, peer, self._options)
         return SealedConnection(sock, keys, peer, self._options)
