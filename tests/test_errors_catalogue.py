@@ -33,6 +33,7 @@ Q_PROJ = "model.layers.3.self_attn.q_proj"
 SAID_BEFORE = (
     "activations:",
     "weights:",
+    "decode path:",
     "BLAS:",
     "fetching ",
     "listening on ",
@@ -647,12 +648,32 @@ for _text, _flags in {
         *("--pp-micro-batch-size", "many"),
     ),
     "<flag> <value> is out of range.": ("--temp", "-1"),
+    "<flag> has no effect: <reason>": ("--tp-workers", "process"),
+    "--tp-size <n> cannot share the <parts> of <module>. Legal sizes: <sizes>.": (
+        *("--tp-size", "3"),
+    ),
+    "--allow-mirrored-kv does not go with --tp-size <n>:": (
+        *("--tp-size", "2", "--allow-mirrored-kv"),
+    ),
+    "--tp-workers process does not go with --pp-workers thread:": (
+        *("--tp-size", "2", "--tp-workers", "process"),
+    ),
 }.items():
     provokes(_text)(with_flags(*_flags))
 
 provokes("<n> stages are more than the <n> pieces that this model can be cut into:")(
     with_flags("--pp-size", "6", name="gemma4")
 )
+provokes("--tp-embedding-mode <mode> and --tp-lm-head-mode <mode> contradict each other:")(
+    with_flags("--tp-size", "2", "--tp-lm-head-mode", "vocab_parallel", name="llama_tied")
+)
+
+
+@provokes("A <model_type> model cannot be split over ranks (--tp-size)")
+def _(world: World) -> list[str]:
+    return generate(build("gpt2", world.tmp_path / "model"), "--tp-size", "2")
+
+
 provokes("--pp-layers: a stage that begins at layer <n> divides layers <range>:")(
     with_flags("--pp-layers", "0-4,5-7", name="gemma4")
 )

@@ -61,6 +61,28 @@ def test_the_dry_run_of_the_documents() -> None:
     assert PRINTED.partition("{path}")[0] in text
 
 
+PRINTED_MESH = """\
+Cluster: mlxcel-cluster
+TP size: 2, PP size: 2
+Nodes (5):
+- coordinator @ 127.0.0.1:19000 [hybrid]
+- s0-r0 @ 192.168.1.11:19001 [pipeline_tensor_parallel]
+- s0-r1 @ 192.168.1.12:19001 [pipeline_tensor_parallel]
+- s1-r0 @ 192.168.1.13:19001 [pipeline_tensor_parallel]
+- s1-r1 @ 192.168.1.14:19001 [pipeline_tensor_parallel]
+"""
+
+
+def test_a_dry_run_of_a_mesh(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every rank is a line; the file that is written passes the check, which prints the same."""
+    peers = ",".join(f"192.168.1.{number}:19001" for number in range(11, 15))
+    assert serve(*SERVE[:3], peers, "--tp-size", "2", "--dry-run") == 0
+    path = folder / ".mlxcel" / "cluster.toml"
+    assert capsys.readouterr().out == f"{PRINTED_MESH}Emitted cluster TOML at: {path}\n"
+    assert run(["cluster", "check", str(path)]) == 0
+    assert capsys.readouterr().out == PRINTED_MESH
+
+
 def test_a_dry_run_into_another_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The path that is printed is absolute."""
     assert serve(*SERVE, "--cluster-config-out", "other/file.toml") == 0

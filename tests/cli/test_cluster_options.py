@@ -14,6 +14,7 @@ from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.options import ClusterOptions
 from mlxcel.cluster.topology_toml import parse_topology
 from mlxcel.errors import MlxcelError, SecretError, UsageError
+from mlxcel.tensor.options import TensorParallel
 
 SECRET = "a secret of the cluster"
 ENVIRON = {"MLXCEL_CLUSTER_SECRET": SECRET}
@@ -259,6 +260,18 @@ def test_a_static_dry_run_needs_no_secret(options: Options) -> None:
         (f"{STAGE} --peers 10.0.0.3:19001,a:1", "do not agree about a:1"),
         (f"{STAGE} --cluster-control-addr a:1", "--cluster-control-addr a:1: "),
         (f"{STAGE} --transport-backend rdma", "--transport-backend rdma: "),
+        # ranks
+        (f"{AUTO} --tp-size 2", "lists 2 of the 4 peers that --pp-auto 2 --tp-size 2 needs"),
+        (f"{AUTO} --tp-size 0", "--tp-size 0 is out of range"),
+        (f"{AUTO} --tp-moe-mode within_expert", "--tp-moe-mode has no effect"),
+        (f"{AUTO} --tp-timeout 9", "--tp-timeout has no effect"),
+        (f"{AUTO} --tp-workers process", "--tp-workers does not go with --pp-auto: every rank"),
+        (f"{PEER} --tp-size 2", "--tp-size does not go with --pp-peer: a peer learns from the"),
+        (f"{PEER} --tp-lm-head-mode replicated", "--tp-lm-head-mode does not go with --pp-peer"),
+        (f"{PEER} --tp-collectives ring", "--tp-collectives does not go with --pp-peer"),
+        (f"{STAGE} --tp-size 1", "--tp-size does not go with a stage with"),
+        (f"{HEAD} --tp-size 2", "--tp-size 2: "),
+        (f"{HEAD} --tp-embedding-mode replicated", "--tp-embedding-mode has no effect"),
         # what means nothing
         ("--pp-auto 1", "--pp-auto 1 is out of range"),
         ("--pp-auto 2000", "--pp-auto 2000 is out of range"),
@@ -307,6 +320,49 @@ def test_one_stage_is_no_pipeline(options: Options) -> None:
     toml = TOML.replace("size = 2", "size = 1").partition('[[nodes]]\nid = "stage-1"')[0]
     with pytest.raises(UsageError, match="needs 2 stages or more"):
         options(STAGE, toml=toml)
+
+
+MESH = "".join(
+    f"""
+[[nodes]]
+id = "s{stage}-r{rank}"
+address = "10.0.{stage}.{rank}:19001"
+role = "2d"
+stage = {stage}
+rank = {rank}
+"""
+    for stage in range(2)
+    for rank in range(2)
+)
+MESH = "[cluster]\npipeline_parallel_size = 2\ntensor_parallel_size = 2\n" + MESH
+SHARED = "--tp-moe-mode within_expert --tp-timeout 9 --tp-collectives ring"
+
+
+def test_a_coordinator_of_a_mesh(options: Options) -> None:
+    """So many stages of so many ranks need their product of peers; one stage may be enough."""
+    peers = ",".join(f"10.0.0.{number}:1" for number in range(4))
+    found = options(f"--pp-auto 2 --tp-size 2 --cluster-peers {peers} {SHARED}")
+    assert found.tensor == TensorParallel(2, "within_expert")
+    assert (found.stages, found.places) == (2, 4)
+    found = options(f"--pp-auto 1 --tp-size 4 --cluster-peers {peers}")
+    assert (found.stages, found.places) == (1, 4)
+
+
+def test_a_mesh_by_hand(options: Options) -> None:
+    """The file says how many ranks there are; the coordinator's flags what they share out."""
+    head = "--distributed-config {toml} --node-id head --node-role hybrid"
+    head += " --cluster-control-addr 10.0.9.9:19000"
+    found = options(f"{head} {SHARED} --tp-size 2", toml=MESH)
+    assert (found.stages, found.tensor) == (2, TensorParallel(2, "within_expert"))
+    assert options(head, toml=MESH).tensor == TensorParallel(2)
+    rank = options("--distributed-config {toml} --node-id s1-r0", toml=MESH)
+    assert (rank.mode, rank.node, rank.control) == (
+        "peer-manual",
+        "s1-r0",
+        Address("10.0.1.0", 19001),
+    )
+    with pytest.raises(UsageError, match=r"--tp-size 4: .* has 2"):
+        options(f"{head} --tp-size 4", toml=MESH)
 
 
 def test_layers_are_given_once(options: Options) -> None:

@@ -115,7 +115,15 @@ def planned(make_site: Any, tmp_path: Path) -> Callable[..., Path]:
 def test_json(plan: Command, planned: Callable[..., Path]) -> None:
     """The object has exactly the documented fields, and the bytes of its parts."""
     done = plan(planned(joined=True), "--pp-size", "2", "--context", "100", "--sequences", "3")
-    assert list(done.plan) == ["stages", "imbalance", "warnings", "adjacency"]
+    assert list(done.plan) == [
+        "stages",
+        "tensor_parallel_size",
+        "tensors",
+        "imbalance",
+        "warnings",
+        "adjacency",
+    ]
+    assert (done.plan["tensor_parallel_size"], done.plan["tensors"]) == (1, [])
     assert [list(stage) for stage in done.plan["stages"]] == [STAGE_FIELDS] * 2
     first, second = done.plan["stages"]
     assert first == {

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.addresses import Address, parse_address
 from mlxcel.cluster.control_channel import ControlChannel
 from mlxcel.cluster.dial import dial
 from mlxcel.cluster.gate import Gate
@@ -182,13 +182,11 @@ class ScriptedPeer:
 
     async def _activate(self) -> None:
         assert self.offer is not None
-        if self.offer.following is None:
-            return
-        host, _, port = self.offer.following.rpartition(":")
-        link = f"{self.offer.stage}-{self.offer.stage + 1}"
-        purpose = Purpose("data", self.offer.session, link, "pp_activation")
-        ours = attrs.evolve(self.introduction, purpose=purpose)
-        self._linked(link, await dial(Address(host, int(port)), SECRET, ours, WAIT))
+        for link, address in self.offer.dials.items():
+            purpose = Purpose("data", self.offer.session, link, "pp_activation")
+            ours = attrs.evolve(self.introduction, purpose=purpose)
+            session = await dial(parse_address(address, link), SECRET, ours, WAIT)
+            self._linked(link, session)
 
     def _linked(self, link: str, session: Session) -> None:
         self.links[link] = session
@@ -237,7 +235,7 @@ class Peers(list[ScriptedPeer]):
 
     def offers(self, session: str = "s") -> list[Offer]:
         """What each is offered: one layer of a model that does not exist."""
-        following = [*(str(peer.address) for peer in self[1:]), None]
+        addresses = [str(peer.address) for peer in self]
         return [
             Offer(
                 session=session,
@@ -259,9 +257,9 @@ class Peers(list[ScriptedPeer]):
                 transport="tcp",
                 credits=8,
                 timeout=WAIT,
-                following=after,
+                dials={f"{stage}-{stage + 1}": after for after in addresses[stage + 1 :][:1]},
             )
-            for stage, after in enumerate(following)
+            for stage in range(len(self))
         ]
 
 

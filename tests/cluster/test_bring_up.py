@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import attrs
 import pytest
 
 from mlxcel.cluster.bring_up import PHASES, STRAGGLERS_SECONDS, BringUp, Phase
@@ -46,7 +47,7 @@ def offer(stage: int) -> Offer:
         transport="tcp",
         credits=4,
         timeout=60.0,
-        following=None,
+        dials={},
     )
 
 
@@ -209,3 +210,19 @@ def test_time_that_is_not_over_changes_nothing() -> None:
     asking = reached("activate")
     asking.tick(PATIENCE - 0.01)
     assert not asking.over
+
+
+def test_ranks_learn_where_the_others_of_their_stage_are() -> None:
+    """What peers say of their own connections goes to all ranks of their stage, and no others."""
+    offers = [attrs.evolve(OFFERS[peer // 2], rank=peer % 2, stages=2) for peer in range(4)]
+    asking = BringUp(offers, [f"10.0.0.{peer}:1" for peer in range(4)], PATIENCE)
+    asking.begin(0.0)
+    for peer in (2, 0, 3, 1):
+        asking.receive(peer, Accepted("s", f"10.0.0.{peer}:7"), 0.0)
+    for peer in range(3):
+        asking.receive(peer, Committed("s"), 0.0)
+    sends = asking.receive(3, Committed("s"), 0.0)
+    stages = [("10.0.0.0:7", "10.0.0.1:7"), ("10.0.0.2:7", "10.0.0.3:7")]
+    assert [(send.peer, send.message) for send in sends] == [
+        (peer, Activate("s", stages[peer // 2])) for peer in range(4)
+    ]

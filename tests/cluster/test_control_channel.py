@@ -65,7 +65,7 @@ OFFER = Offer(
     transport="tcp",
     credits=8,
     timeout=30.0,
-    following="10.0.0.3:19001",
+    dials={"0-1": "10.0.0.3:19001"},
 )
 DOWNWARD: list[ToPeer] = [OFFER, Commit("s"), Activate("s"), Release("s", "over"), Ping(3)]
 UPWARD: list[ToCoordinator] = [

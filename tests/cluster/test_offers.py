@@ -18,6 +18,7 @@ from mlxcel.cluster.topology import Node, Topology
 from mlxcel.cluster.topology_toml import emit_topology
 from mlxcel.errors import PartitionError
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import TensorParallel
 
 Tiny = Callable[..., Path]
 
@@ -64,7 +65,7 @@ def offer(tiny: Tiny) -> Offer:
         transport="tcp",
         credits=4,
         timeout=60.0,
-        following=None,
+        dials={},
     )
 
 
@@ -106,7 +107,15 @@ def test_an_offer_that_can_be_met_gives_the_folder(
         ({"start": 6}, "plan", "cannot be stage 1 of 2"),
         ({"stop": 7}, "plan", "cannot be stage 1 of 2"),
         ({"stage": 2}, "plan", "cannot be stage 2 of 2"),
-        ({"following": "10.0.0.4:1"}, "plan", "cannot be stage 1 of 2"),
+        ({"dials": {"1-2": "10.0.0.4:1"}}, "plan", "cannot be stage 1 of 2"),
+        ({"rank": 1}, "plan", "cannot be stage 1 of 2"),
+        ({"tensor": TensorParallel(2)}, "plan", "cannot be rank 0 of 2 of stage 1 of 2"),
+        (
+            {"tensor": TensorParallel(2), "dials": {"s1r0-s1r1": "10.0.0.4:1"}},
+            "plan",
+            "does not make 'stage-1' rank 0 of 2 of stage 1 of 2",
+        ),
+        ({"tensor": TensorParallel(1 << 40)}, "plan", "cannot be rank 0 of 1099511627776"),
         ({"topology": "nonsense"}, "plan", "it is no TOML"),
         ({"node": "stage-0"}, "plan", "does not make 'stage-0' stage 1"),
         ({"node": "stage-7"}, "plan", "does not make 'stage-7' stage 1"),

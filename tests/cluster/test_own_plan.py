@@ -14,6 +14,7 @@ from mlxcel.cluster.own_plan import own_digest
 from mlxcel.cluster.remote_model import Wishes, make_offers, plan_remotely
 from mlxcel.cluster.topology import Node, Topology
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import TensorParallel
 
 Tiny = Callable[..., Path]
 
@@ -74,3 +75,25 @@ def test_other_flags_are_another_plan(tiny: Tiny, plugins: Plugins) -> None:
     offer, _ = make_offers(model, topology(), PEERS[0], credits=4, timeout=1.0)
     other = Wishes(layers="0-3,4-5")
     assert own_digest(offer, folder, plugins, topology(), other) != offer.digest
+
+
+def mesh(ranks: int) -> Topology:
+    """One stage of so many ranks."""
+    nodes = [
+        Node(f"s0-r{rank}", Address(f"10.0.0.{rank + 2}", 1), "pipeline_tensor_parallel", 0, rank)
+        for rank in range(ranks)
+    ]
+    return Topology(tuple(nodes), pipeline_parallel_size=1, tensor_parallel_size=ranks)
+
+
+def test_a_rank_comes_to_the_coordinators_plan(tiny: Tiny, plugins: Plugins) -> None:
+    """What ranks share out is the coordinator's to say, how many they are the file's."""
+    folder, own = tiny("llama"), mesh(2)
+    wishes = Wishes(tensor=TensorParallel(head="vocab_parallel"))
+    model = plan_remotely(folder, plugins, own, PEERS, wishes, probe=False)
+    offers = make_offers(model, own, PEERS[0], credits=4, timeout=1.0)
+    for offer in offers:
+        assert own_digest(offer, folder, plugins, own, Wishes()) == offer.digest
+        other = attrs.evolve(offer, tensor=TensorParallel(2))
+        assert own_digest(other, folder, plugins, own, Wishes()) != offer.digest
+        assert own_digest(offer, folder, plugins, mesh(1), Wishes()) != offer.digest

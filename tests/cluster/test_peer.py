@@ -180,7 +180,7 @@ class Bench:
             "transport": "tcp",
             "credits": 4,
             "timeout": 60.0,
-            "following": None,
+            "dials": {},
         }
         return Offer(**{**fields, **changes})
 
@@ -297,7 +297,7 @@ def test_a_stage_dials_the_next_one(run: Run) -> None:
         gate = Gate(SECRET, lambda: neighbour, lambda dialer: Accept(), sessions.put)
         following = await gate.listen(Address("127.0.0.1", 0))
         coordinator = await bench.connect()
-        await coordinator.bring_up(bench.offer(0, 2, following=str(following)))
+        await coordinator.bring_up(bench.offer(0, 2, dials={"0-1": str(following)}))
         session = await sessions.get()
         assert session.peer.purpose == Purpose("data", "s", "0-1", "pp_activation")
         assert session.peer.role == "peer"
@@ -319,7 +319,7 @@ def test_a_next_stage_that_is_not_there_is_reported(run: Run) -> None:
         with socket.create_server(("127.0.0.1", 0)) as nobody:
             gone = name_of(nobody.getsockname())
         coordinator = await bench.connect()
-        await coordinator.bring_up(bench.offer(0, 2, following=gone))
+        await coordinator.bring_up(bench.offer(0, 2, dials={"0-1": gone}))
         assert gone in await coordinator.failure()
         await coordinator.say(Release("s", "it failed"))
         assert await coordinator.ask(bench.offer()) == Accepted("s")

@@ -33,16 +33,15 @@ from mlxcel.cluster.peer_state import (
     Run,
     Send,
     Start,
-    incoming_links,
-    outgoing_link,
 )
 from mlxcel.errors import WorkerDied, WorkerFailed
 from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading
+from mlxcel.tensor.options import TensorParallel
 
 FOLDER = Path("model")
 OFFER = Offer(
     "s", "stage-1", "f", 1, 3, 2, 4, None, False, ModelIdentity("0", (), 6), "", "d", "c", {}, {},
-    1, "tcp", 4, 60.0, "10.0.0.4:1",
+    1, "tcp", 4, 60.0, {"1-2": "10.0.0.4:1"},
 )  # fmt: skip
 COORDINATOR = Introduction("coordinator", "coordinator", "c", {}, {}, ())
 NEIGHBOUR = attrs.evolve(COORDINATOR, node="10.0.0.2:1", role="peer")
@@ -84,9 +83,8 @@ class Driven(PeerState):
     def link_all(self) -> None:
         assert self.offer is not None
         self.written(self.offer, None)
-        for name in (*sorted(incoming_links(self.offer)), outgoing_link(self.offer)):
-            if name is not None:
-                self.linked(name)
+        for wanted in self.offer.links:
+            self.linked(wanted.name)
 
 
 @pytest.fixture
@@ -116,23 +114,55 @@ def test_a_whole_session(peer: Driven) -> None:
     assert (peer.state, peer.coordinator, peer.sessions) == ("waiting", "", 1)
 
 
-@pytest.mark.parametrize(
-    ("stage", "stages", "incoming", "outgoing"),
-    [
-        (0, 1, {"engine-0", "0-engine"}, None),
-        (0, 2, {"engine-0"}, "0-1"),
-        (1, 3, {"0-1"}, "1-2"),
-        (2, 3, {"1-2", "2-engine"}, None),
-    ],
+RANK = attrs.evolve(
+    OFFER,
+    node="s1-r1",
+    rank=1,
+    tensor=TensorParallel(3),
+    dials={"s1r1-s1r2": "10.0.0.5:1", "s1r1-s2r1": "10.0.0.4:1"},
 )
-def test_the_links_of_a_stage(
-    stage: int, stages: int, incoming: set[str], outgoing: str | None
-) -> None:
-    """Each stage dials the next one; the coordinator dials the first and the last."""
-    following = None if stage == stages - 1 else "10.0.0.4:1"
-    offer = attrs.evolve(OFFER, stage=stage, stages=stages, following=following)
-    assert incoming_links(offer) == incoming
-    assert outgoing_link(offer) == outgoing
+"""Of three ranks the middle one: it dials the next stage and the rank after it."""
+
+
+def test_a_rank_waits_for_all_its_links(peer: Driven) -> None:
+    """It runs when its stage before, its stage after and the ranks beside it are connected."""
+    peer.to("committed", RANK)
+    assert acts(peer.receive(Activate("s", ("a:1", "b:2", "c:3")), 0.0)) == [Start(RANK)]
+    peer.written(RANK, None)
+    for name in ("s1r1-s1r2", "s1r1-s2r1", "s0r1-s1r1"):
+        assert acts(peer.linked(name)) == []
+    effects = peer.linked("s1r0-s1r1")
+    assert acts(effects) == [Run(RANK, FOLDER, ("a:1", "b:2", "c:3"))]
+    assert logs(effects) == "loading as rank 1 of stage 1"
+    [said] = acts(peer.failed(WorkerDied(1, 7, "killed by SIGKILL")))
+    assert isinstance(said, Send) and isinstance(said.message, Reported)
+    assert (said.message.report.stage, said.message.report.rank) == (1, 1)
+
+
+def test_a_link_has_its_class_of_traffic(peer: Driven) -> None:
+    """Collectives and hidden states cannot get into each other's connections."""
+    peer.to("starting", RANK)
+    for name, traffic in (("s1r0-s1r1", "tp_collective"), ("s0r1-s1r1", "pp_activation")):
+        right = attrs.evolve(NEIGHBOUR, purpose=Purpose("data", "s", name, traffic))
+        other = "pp_activation" if traffic == "tp_collective" else "tp_collective"
+        wrong = attrs.evolve(NEIGHBOUR, purpose=Purpose("data", "s", name, other))
+        assert peer.verdict(right) == Accept()
+        assert isinstance(peer.verdict(wrong), Refuse)
+
+
+def test_links_that_are_missing_are_named(peer: Driven) -> None:
+    """A rank that is never connected is a failure that says which connection it is."""
+    peer.to("starting", RANK)
+    for name in ("s1r1-s1r2", "s1r1-s2r1", "s0r1-s1r1"):
+        peer.linked(name)
+    effects: list[Effect] = []
+    for now in range(int(PATIENCE) + 2):
+        peer.receive(Ping(now), now)
+        effects += peer.tick(now)
+    [said] = acts(effects)
+    assert isinstance(said, Send)
+    assert isinstance(said.message, Reported) and isinstance(said.message.report, Failed)
+    assert "the links s1r0-s1r1" in str(said.message.report.error)
 
 
 def test_only_one_coordinator_at_a_time(peer: Driven) -> None:

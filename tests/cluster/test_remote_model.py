@@ -13,11 +13,18 @@ from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.introduce import introduce, plugin_versions
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.remote_model import Wishes, make_offers, plan_remotely
-from mlxcel.cluster.resources import free_memory, kv_budgets, reported_limits, weakest
+from mlxcel.cluster.resources import (
+    declared_limits,
+    free_memory,
+    kv_budgets,
+    reported_limits,
+    weakest,
+)
 from mlxcel.cluster.topology import Node, Topology
 from mlxcel.engine.model import Model
 from mlxcel.errors import MemoryBudgetError, PartitionError
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import TensorParallel
 
 Tiny = Callable[..., Path]
 PLENTY = 64 << 30
@@ -233,7 +240,7 @@ def test_offers(tiny: Tiny, plugins: Plugins) -> None:
     again, _ = make_offers(model, cluster, ours, credits=9, timeout=7.0)
     assert (first.node, first.stage, first.start, first.stop) == ("stage-0", 0, 0, 3)
     assert (last.node, last.stage, last.start, last.stop) == ("stage-1", 1, 3, 6)
-    assert (first.following, last.following) == ("10.0.0.2:19001", None)
+    assert (first.dials, last.dials) == ({"0-1": "10.0.0.2:19001"}, {})
     assert first.session == last.session != again.session
     assert first.digest == last.digest == again.digest
     assert first.topology == last.topology
@@ -241,6 +248,73 @@ def test_offers(tiny: Tiny, plugins: Plugins) -> None:
     assert set(first.plugins) == {"family:llama", "transport:tcp"}
     assert first.versions == ours.versions
     assert (first.identity.layers, first.credits, first.timeout) == (6, 9, 7.0)
+
+
+def mesh(stages: int, ranks: int, memory: Sequence[int | None] = ()) -> Topology:
+    """So many stages of so many ranks; ``memory`` is what they declare, by place."""
+    sizes = memory or [None] * (stages * ranks)
+    nodes = [
+        Node(
+            f"s{place // ranks}-r{place % ranks}",
+            Address(f"10.0.0.{place + 1}", 19001),
+            "pipeline_tensor_parallel",
+            *divmod(place, ranks),
+            memory_bytes=sizes[place],
+        )
+        for place in range(stages * ranks)
+    ]
+    return Topology(tuple(nodes), "m", stages, ranks)
+
+
+def test_offers_of_a_mesh(tiny: Tiny, plugins: Plugins) -> None:
+    """Every rank of a stage gets its layers, and whom to connect to: its equal in the next stage
+    and the higher ranks of its own."""
+    cluster, found = mesh(2, 2), peers(plugins, *[PLENTY] * 4)
+    tensor = TensorParallel(7, head="vocab_parallel")  # the topology has the size
+    wishes = Wishes(tensor=tensor)
+    model = plan_remotely(tiny("llama"), plugins, cluster, found, wishes, probe=True)
+    offers = make_offers(model, cluster, found[0], credits=9, timeout=7.0, rank_timeout=3.0)
+    assert [(offer.node, offer.place) for offer in offers] == [
+        ("s0-r0", (0, 0)),
+        ("s0-r1", (0, 1)),
+        ("s1-r0", (1, 0)),
+        ("s1-r1", (1, 1)),
+    ]
+    assert [offer.dials for offer in offers] == [
+        {"s0r0-s1r0": "10.0.0.3:19001", "s0r0-s0r1": "10.0.0.2:19001"},
+        {"s0r1-s1r1": "10.0.0.4:19001"},
+        {"s1r0-s1r1": "10.0.0.4:19001"},
+        {},
+    ]
+    assert {(offer.stages, offer.tensor, offer.rank_timeout) for offer in offers} == {
+        (2, TensorParallel(2, head="vocab_parallel"), 3.0)
+    }
+    assert [(offer.start, offer.stop) for offer in offers] == [(0, 3), (0, 3), (3, 6), (3, 6)]
+    assert [stage.device_id for stage in model.plan.stages] == ["s0-r0, s0-r1", "s1-r0, s1-r1"]
+    assert len({offer.digest for offer in offers}) == 1
+
+
+def test_a_rank_needs_its_share_of_a_stage(tiny: Tiny, plugins: Plugins) -> None:
+    """What an offer counts, and what is left for caches, are those of one peer."""
+    path = tiny("llama")
+    found = peers(plugins, *[PLENTY] * 4)
+    whole = plan_remotely(path, plugins, topology(None, None), found[:2], Wishes(), probe=True)
+    model = plan_remotely(path, plugins, mesh(2, 2), found, Wishes(), probe=True)
+    ours = make_offers(model, mesh(2, 2), found[0], credits=1, timeout=1.0)
+    assert ours[0].bytes < 0.75 * whole.plan.stages[0].estimated_memory_bytes
+    assert kv_budgets(model, found) == [PLENTY - offer.bytes - RESERVE_BYTES for offer in ours]
+    assert kv_budgets(model, found, 5) == [5, 5, 5, 5]
+
+
+def test_the_poorest_rank_limits_its_stage(tiny: Tiny, plugins: Plugins) -> None:
+    """All ranks hold as much as each other, so what one lacks no other can make good."""
+    rich_poor = peers(plugins, PLENTY, 10, PLENTY, PLENTY)
+    assert reported_limits(rich_poor, 2).sizes == (10, PLENTY)
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan_remotely(tiny("llama"), plugins, mesh(2, 2), rich_poor, Wishes(), probe=True)
+    assert caught.value.device == "s0-r0 @ 10.0.0.1:19001, s0-r1 @ 10.0.0.2:19001"
+    declared = declared_limits(mesh(2, 2, [PLENTY, None, 20, PLENTY]))
+    assert declared is not None and declared.sizes == (PLENTY, 20)
 
 
 def test_introductions_name_plugins_by_kind(plugins: Plugins) -> None:

@@ -16,7 +16,7 @@ from mlxcel.cluster.remote_pipeline import RemotePipeline
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.engine.generation import Generation
 from mlxcel.engine.slot import Request
-from mlxcel.errors import MlxcelError, PeerLost
+from mlxcel.errors import MlxcelError, PeerLost, WorkerFailed
 from mlxcel.pipeline.report import Beat, Ended, Failed, Report
 from mlxcel.pipeline.step import Step
 from mlxcel.plugins import Plugins
@@ -236,6 +236,34 @@ def test_a_second_stop_hurries_the_first(scripted_peers: Any) -> None:
         go.set()
 
 
+def test_a_rank_that_the_others_miss(scripted_peers: Any) -> None:
+    """Who loses a rank says which; that one is named, if nothing explains it within a moment."""
+    peers = scripted_peers(3)
+    with brought_up(peers) as pipeline:
+        go = blocked(pipeline, peers, 2)
+        words = "rank 0 of stage 1 is lost in the all-reduce"
+        pipeline.report(0, Failed(0, WorkerFailed(0, "RankLost", words, lost=(1, 0))))
+        error = answer_or_error(pipeline)
+        assert isinstance(error, PeerLost)
+        assert (error.node, error.address) == ("stage-1", str(peers[1].address))
+        assert words in error.what
+        go.set()
+
+
+def test_what_explains_a_missed_rank_is_told(scripted_peers: Any) -> None:
+    """The supervisor's own words about its worker come before what the others saw of it."""
+    peers = scripted_peers(2)
+    with brought_up(peers) as pipeline:
+        go = blocked(pipeline, peers, 1)
+        pipeline.report(0, Failed(0, WorkerFailed(0, "RankLost", "missed", lost=(1, 0))))
+        peers[1].say(Reported("s", Failed(1, RuntimeError("killed by SIGKILL"))))
+        error = answer_or_error(pipeline)
+        assert isinstance(error, PeerLost)
+        assert error.node == "stage-1"
+        assert "killed by SIGKILL" in error.what
+        go.set()
+
+
 class Clocks:
     """A coordinator whose peers' clocks are ahead by so many seconds."""
 
@@ -247,11 +275,12 @@ class Clocks:
         return self._ahead[stage]
 
 
-def reported(ahead: Sequence[float], *reports: tuple[int, Report]) -> list[Report]:
+def reported(ahead: Sequence[float], *reports: tuple[int, Report], ranks: int = 1) -> list[Report]:
     """What becomes of reports by peers with such clocks; beats first."""
     pipeline = RemotePipeline(
         Clocks(*ahead),  # type: ignore[arg-type]
         None,  # type: ignore[arg-type]
+        ranks=ranks,
         grace=1.0,
         credits=1,
         timeout=1.0,
@@ -284,3 +313,12 @@ def test_times_of_work_are_put_on_one_clock() -> None:
     )
     assert first == Ended(0, 1.5, 10.0, 20.0)
     assert idle == Ended(1, 0, None, None)
+
+
+def test_hops_in_a_mesh_come_from_equal_ranks() -> None:
+    """The sender is the same rank of the stage before, so its clock counts."""
+    true_hop, ahead = 250.0, (0.0, 2.0, 0.0, -3.0)
+    report = Beat(1, 1.0, 0.5, 1, hops=(true_hop + (-3.0 - 2.0) * 1e6,), rank=1)
+    [beat] = reported(ahead, (3, report), ranks=2)
+    assert isinstance(beat, Beat)
+    assert beat.hops[0] == pytest.approx(true_hop)

@@ -9,7 +9,7 @@ import pytest
 
 from mlxcel.cluster.addresses import Address, parse_address
 from mlxcel.cluster.topology import Node, NodeRole, Topology, check_name, parse_role
-from mlxcel.cluster.topology_checks import check_supported, check_topology
+from mlxcel.cluster.topology_checks import check_topology, check_transport
 from mlxcel.errors import TopologyError, UnsupportedError, UsageError
 
 
@@ -84,11 +84,23 @@ def test_clusters_that_can_be(topology: Topology) -> None:
             cluster(head("10.0.0.1:19001"), stage(0), stage(1)),
             "'coordinator' and 'stage-1' have the address",
         ),
-        (cluster(stage(0)), "1 nodes hold a stage, where pipeline_parallel_size is 2."),
-        (cluster(stage(0), stage(1), stage(2)), "3 nodes hold a stage"),
+        (
+            cluster(stage(0)),
+            "1 nodes hold a stage, where pipeline_parallel_size is 2: stage 1 is missing.",
+        ),
+        (cluster(stage(0), stage(1), stage(2)), "node 'stage-2' has stage 2."),
         (
             cluster(rank(0, 0), rank(0, 1), rank(1, 0), ranks=2),
-            "3 nodes hold a stage, where pipeline_parallel_size * tensor_parallel_size is 2 * 2",
+            "3 nodes hold a stage, where pipeline_parallel_size * tensor_parallel_size is "
+            "2 * 2 = 4: stage 1 and rank 1 is missing.",
+        ),
+        (
+            cluster(rank(0, 0), rank(0, 1), attrs.evolve(rank(1, 1), rank=0), rank(1, 0), ranks=2),
+            "'s1-r1' and 's1-r0' both have stage 1 and rank 0.",
+        ),
+        (
+            cluster(rank(0, 0), rank(0, 1), rank(0, 2), rank(1, 0), rank(1, 1), ranks=2),
+            "node 's0-r2' has rank 2.",
         ),
         (cluster(head(), stages=0), "pipeline_parallel_size = 0 is out of range."),
         (cluster(head(), ranks=10**9), "tensor_parallel_size = 1000000000 is out of range."),
@@ -178,14 +190,10 @@ def test_what_is_no_name(name: str) -> None:
         check_name(name, "--flag")
 
 
-def test_what_is_not_supported_yet() -> None:
-    """Ranks on several machines, and transports that are not installed, are refused by name."""
-    check_supported(cluster(stage(0), stage(1)), {"tcp"}, "a file")
-    ranks = cluster(rank(0, 0), rank(0, 1), ranks=2, stages=1)
-    with pytest.raises(UnsupportedError, match="tensor_parallel_size = 2"):
-        check_supported(ranks, {"tcp"}, "a file")
-    fast = attrs.evolve(cluster(stage(0), stage(1)), transport_backend="rdma")
+def test_a_transport_that_is_not_installed() -> None:
+    """It is refused by name; the text says which there are."""
+    check_transport("tcp", {"tcp"}, "a file: transport_backend")
     with pytest.raises(UnsupportedError) as caught:
-        check_supported(fast, {"tcp", "other"}, "a file")
+        check_transport("rdma", {"tcp", "other"}, "a file: transport_backend")
     assert "a file: transport_backend: no transport 'rdma'" in str(caught.value)
     assert "(installed: other, tcp)" in str(caught.value)

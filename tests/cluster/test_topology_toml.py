@@ -25,6 +25,7 @@ from mlxcel.cluster.topology_toml import (
     write_topology,
 )
 from mlxcel.errors import FileError, MlxcelError, TopologyError
+from mlxcel.tensor.options import TensorParallel
 
 EMITTED = """\
 # The nodes of a cluster, as mlxcel writes them: the same nodes always give the same file.
@@ -145,6 +146,24 @@ def test_the_order_of_the_nodes_does_not_matter(order: list[int]) -> None:
     assert parse_topology("".join(parts[i] for i in order), "").nodes == (head, *nodes)
 
 
+def test_peers_fill_a_mesh_stage_by_stage() -> None:
+    """Sorted as text, so many to each stage; the rest are spares."""
+    control = Address("127.0.0.1", 19000)
+    options = ClusterOptions(stages=2, tensor=TensorParallel(2), control=control)
+    peers = [Address("10.0.0.1", port) for port in (5, 4, 3, 2, 1)]
+    found = assign(options, peers)
+    assert [(n.id, n.stage, n.rank, n.address.port) for n in found.topology.stages] == [
+        ("s0-r0", 0, 0, 1),
+        ("s0-r1", 0, 1, 2),
+        ("s1-r0", 1, 0, 3),
+        ("s1-r1", 1, 1, 4),
+    ]
+    assert found.spares == (Address("10.0.0.1", 5),)
+    assert found.topology.describe().splitlines()[1] == "TP size: 2, PP size: 2"
+    with pytest.raises(TopologyError, match="3 peers are too few for 2 stages with 2 ranks each"):
+        assign(options, peers[:3])
+
+
 def test_the_file_byte_by_byte() -> None:
     """Keys have their order, the coordinator comes first, and nothing else is in it."""
     options = ClusterOptions("coordinator-auto", stages=2, control=Address("127.0.0.1", 19000))
@@ -156,8 +175,12 @@ def test_the_file_byte_by_byte() -> None:
 def test_the_file_of_the_documents() -> None:
     """What docs/cluster.md shows is what is written."""
     text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
-    [shown] = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert f"{HEADER}\n{shown}" == EMITTED
+    pipeline, mesh = re.findall(r"^```toml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert f"{HEADER}\n{pipeline}" == EMITTED
+    peers = [Address(f"192.168.1.{11 + number}", 19001) for number in range(4)]
+    control = Address("127.0.0.1", 19000)
+    options = ClusterOptions(stages=2, tensor=TensorParallel(2), control=control)
+    assert f"{HEADER}\n{mesh}" == emit_topology(assign(options, peers).topology)
 
 
 def test_what_only_people_write(tmp_path: Path) -> None:
@@ -237,6 +260,8 @@ def swap(old: str, new: str) -> str:
         (swap("stage = 1", 'stage = 1\nlayers = "0-1,2-3"'), ["no range"]),
         (swap("stage = 1", "stage = 1\nlayers = 5"), ["'layers' is 5", "a string"]),
         (swap("stage = 1", "stage = 0"), ["both have stage 0"]),
+        (swap("tensor_p", "expert_p"), ["'expert_parallel_size'", "two dimensions"]),
+        ("ep_size = 2", ["'ep_size'", "two dimensions", "--tp-moe-mode"]),
     ],
 )
 def test_files_that_are_refused(text: str, words: list[str]) -> None:

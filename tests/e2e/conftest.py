@@ -275,9 +275,7 @@ class Walk:
         self, cluster: Cluster, folder: Path, stages: int, tensor: TensorParallel = ALONE
     ) -> dict[int, list[int]]:
         """What the first peers of ``cluster`` make of them."""
-        options = ClusterOptions(
-            stages=stages, tensor=tensor, control=Address("127.0.0.1", 19000)
-        )
+        options = ClusterOptions(stages=stages, tensor=tensor, control=Address("127.0.0.1", 19000))
         addresses = [parse_address(address, "") for address in cluster.addresses]
         topology = assign(options, addresses).topology
         ours = introduce(

@@ -59,6 +59,17 @@ def test_work_ends_by_time_alone(live: LiveFigures, clock: Clock) -> None:
     assert live.stage_figures(1.0)[0].busy == 0.0
 
 
+def test_ranks_of_a_stage(live: LiveFigures, clock: Clock) -> None:
+    """Bytes are those of all ranks; time is rank 0's, as they work in step."""
+    for rank in range(2):
+        live.beat(Beat(0, 2.0, 1.0, 4, memory=64, received=2000, rank=rank))
+    live.beat(Beat(0, 2.0, 1.0, 4, memory=96, rank=1))
+    settle(clock)
+    figures = live.stage_figures(4.0)[0]
+    assert (figures.busy, figures.memory, figures.received_total) == (0.25, 160, 4000)
+    assert figures.received == 1000.0
+
+
 def test_a_stage_that_does_not_exist(live: LiveFigures) -> None:
     """A beat of no stage is not taken."""
     live.beat(Beat(2, 1.0, 1.0, 1, hops=(5.0,)))

@@ -132,13 +132,12 @@ def test_a_fault_in_a_worker_keeps_its_words(tiny: Tiny, tmp_path: Path) -> None
 
 def test_workers_with_different_software_are_refused(tiny: Tiny) -> None:
     """The first difference between two workers' software is named with both sides."""
-    pipeline = ProcessPipeline(
-        open_model(tiny("llama"), Plugins.discover(), size=2).specs, credits=4, timeout=10
-    )
-    pipeline._greet(0, Hello(1, Software({"mlx": "1", "BLAS": "wheel"})))
-    pipeline._greet(1, Hello(2, Software({"mlx": "1", "BLAS": "wheel"})))
+    specs = open_model(tiny("llama"), Plugins.discover(), size=3).specs
+    pipeline = ProcessPipeline(specs, credits=4, timeout=10)
+    pipeline._greet(specs[0], Hello(1, Software({"mlx": "1", "BLAS": "wheel"})))
+    pipeline._greet(specs[1], Hello(2, Software({"mlx": "1", "BLAS": "wheel"})))
     with pytest.raises(WorkerMismatch, match="stage 2 runs with BLAS openblas, the others with wh"):
-        pipeline._greet(2, Hello(3, Software({"mlx": "1", "BLAS": "openblas"})))
+        pipeline._greet(specs[2], Hello(3, Software({"mlx": "1", "BLAS": "openblas"})))
 
 
 def test_plugins_left_out_are_left_out_in_the_workers(tiny: Tiny) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from mlxcel.errors import MlxcelError, RankLost
 from mlxcel.pipeline.group import RankGroup
 from mlxcel.plugins import Plugins
+from mlxcel.tensor import distributed
 from mlxcel.tensor.collectives import Collectives
 from mlxcel.tensor.distributed import DistributedCollectives
 from mlxcel.tensor.ring import RingCollectives
@@ -45,9 +46,10 @@ def main() -> None:
 
 
 def make(role: dict[str, Any]) -> Collectives:
-    rank, size, timeout = role["rank"], role["size"], role["timeout"]
+    rank, timeout = role["rank"], role["timeout"]
     if "backend" in role:
         hosts = tuple(role["hosts"])
+        distributed.CONNECT_SECONDS = role.get("connect", distributed.CONNECT_SECONDS)
         return DistributedCollectives(role["backend"], rank, hosts, 3, timeout, give_up)
     options = TransportOptions(stall=timeout)
     transport = make_transport(Plugins.discover(environ={}), "tcp", options)
@@ -59,7 +61,7 @@ def make(role: dict[str, Any]) -> Collectives:
             if keys
             else PlainConnection(sock, peer, options)
         )
-    return RingCollectives(RankGroup(3, rank, size, connections, timeout))
+    return RingCollectives(RankGroup(3, rank, role["size"], connections, timeout))
 
 
 def done(collectives: Collectives, command: dict[str, Any]) -> dict[str, Any]:

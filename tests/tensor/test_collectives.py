@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import select
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -311,6 +313,111 @@ def test_a_barrier_waits_for_all(group: Any, way: str, size: int) -> None:
 
 
 def readable(rank: Rank) -> bool:
-    import select
-
     return bool(select.select([rank.process.stdout], [], [], 0.1)[0])
+
+
+DEADLINE = 1.5
+"""Of the ranks that miss one; who looks which one it is takes a quarter longer at most."""
+
+SOON = 10 * DEADLINE
+"""When it has to be over for all, on however busy a machine."""
+
+
+def lost(ranks: Ranks, absent: int) -> list[Answer]:
+    """What the other ranks say when one is absent and they need it."""
+    others = [rank for index, rank in enumerate(ranks.ranks) if index != absent]
+    array = np.ones(5, np.float32)
+    for rank in others:
+        rank.tell(command("all_sum", array, "float32"))
+    return [rank.hear() for rank in others]
+
+
+@pytest.mark.parametrize(("way", "size"), [("pairs", 4), ("tcp", 2), ("tcp", 3), ("tcp", 4)])
+@pytest.mark.parametrize("how", ["killed", "stopped", "absent"])
+def test_a_lost_rank_is_named_by_all(stack: ExitStack, way: str, size: int, how: str) -> None:
+    """All others name the rank that is gone, hangs or is elsewhere, within the deadline."""
+    ranks = start(stack, way, size, DEADLINE)
+    ranks.run("all_sum", [np.ones(3, np.float32)] * size, "float32")
+    absent = size // 2
+    harm(ranks.ranks[absent], how)
+    for answer in lost(ranks, absent):
+        assert (answer["error"], answer["stage"], answer["rank"]) == ("RankLost", 3, absent)
+        assert answer["operation"] == "all-reduce 2"
+        assert answer["seconds"] < SOON
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_lost_rank_ends_the_ring_of_mlx(stack: ExitStack, size: int) -> None:
+    """One that is killed breaks what is evaluated, one that hangs lets the watchdog bark."""
+    for how in ("killed", "stopped"):
+        ranks = start(stack, "ring", size, DEADLINE)
+        ranks.run("all_sum", [np.ones(3, np.float32)] * size, "float32")
+        harm(ranks.ranks[1], how)
+        for answer in lost(ranks, 1):
+            assert (answer["error"], answer["operation"]) == ("RankLost", "all-reduce 2 over ring")
+            assert size > 2 or answer["rank"] == 1
+
+
+def test_a_rank_that_never_comes_ends_the_start_of_the_ring_of_mlx(stack: ExitStack) -> None:
+    """MLX would wait for ever, and no thread could say so: the process ends."""
+    role = {"rank": 0, "timeout": 1.0, "backend": "ring", "hosts": free_addresses(2), "connect": 1}
+    rank = start_rank(stack, role)
+    assert rank.process.wait(WAIT) == 1
+
+
+def harm(rank: Rank, how: str) -> None:
+    if how == "killed":
+        rank.process.kill()
+        rank.process.wait()
+    elif how == "stopped":
+        rank.process.send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("way", ["pairs", "tcp"])
+def test_a_rank_stopped_within_an_array(stack: ExitStack, way: str) -> None:
+    """Large arrays fill all buffers on their way; a rank that takes nothing more is found too."""
+    ranks = start(stack, way, 3, DEADLINE)
+    ranks.run("all_sum", [np.ones(3, np.float32)] * 3, "float32")
+    harm(ranks.ranks[1], "stopped")
+    for rank in (ranks.ranks[0], ranks.ranks[2]):
+        rank.tell(command("all_sum", np.ones(4 << 20, np.float32), "float32"))
+    for rank in (ranks.ranks[0], ranks.ranks[2]):
+        answer = rank.hear()
+        assert (answer["error"], answer["rank"], answer["operation"]) == (
+            "RankLost",
+            1,
+            "all-reduce 2",
+        )
+
+
+@pytest.mark.parametrize(
+    ("other", "shape", "words"),
+    [
+        ("all_gather", (5,), "all-gather 1"),
+        ("all_sum", (6,), "24 bytes of float32"),
+        ("all_sum", (), "4 bytes of float32"),
+    ],
+)
+def test_another_operation_is_never_misread(
+    stack: ExitStack, other: str, shape: tuple[int, ...], words: str
+) -> None:
+    """A rank that does something else is found out, and the group is over for both."""
+    ranks = start(stack, "tcp", 2, DEADLINE).ranks
+    ranks[0].tell(command("all_sum", np.ones(5, np.float32), "float32"))
+    ranks[1].tell(command(other, np.ones(shape, np.float32), "float32"))
+    answers = [rank.hear() for rank in ranks]
+    assert {answer["error"] for answer in answers} <= {"WireError", "RankLost"}
+    assert any(answer["error"] == "WireError" for answer in answers)
+    text = answers[0]["text"]
+    assert answers[0]["error"] == "RankLost" or words in text
+
+
+@pytest.mark.parametrize("backend", ["mpi", "nccl", "token-ring"])
+def test_backends_that_are_not_there_are_refused(stack: ExitStack, backend: str) -> None:
+    """By name, with what is there."""
+    if mx.distributed.is_available(backend):
+        pytest.skip(f"{backend} is here")
+    role = {"rank": 0, "timeout": 1.0, "backend": backend, "hosts": ["a", "b"]}
+    answer = start_rank(stack, role).hear()
+    assert answer["error"] == "UsageError"
+    assert f"--tp-collectives {backend}" in answer["text"] and "ring" in answer["text"]

@@ -75,13 +75,11 @@ def test_no_group_is_divided(plan: ShardPlan) -> None:
         plan, groups={f"{module}.weight": 4, "model.layers.0.mlp.up_proj.weight": 16}
     )
     assert packed.legal_sizes(12) == (1,)
-    assert list(packed.obstacles(2)) == [
-        Obstacle(module, "3 quantization groups (of 4 inputs)")
-    ]
+    assert list(packed.obstacles(2)) == [Obstacle(module, "3 quantization groups (of 4 inputs)")]
 
 
 @pytest.mark.parametrize("mode", ["within_expert", "expert_parallel"])
-def test_experts(plan: ShardPlan, mode: MoeMode) -> None:
+def test_experts(mode: MoeMode) -> None:
     """Whole experts need as many of them as there are ranks; else each has to divide."""
     options = attrs.evolve(OPTIONS, moe=mode)
     shapes = gated_experts("model.layers.0.mlp.switch_mlp", 6, 8, 8)
@@ -92,9 +90,7 @@ def test_experts(plan: ShardPlan, mode: MoeMode) -> None:
 def test_what_follows_a_parameter(plan: ShardPlan) -> None:
     """Who splits inputs, experts or the vocabulary, has a part in what ranks put together."""
     block = "model.layers.0.self_attn"
-    assert plan.after(f"{block}.o_proj.weight") == (
-        Communication(block, CommPattern.ALL_REDUCE),
-    )
+    assert plan.after(f"{block}.o_proj.weight") == (Communication(block, CommPattern.ALL_REDUCE),)
     assert plan.after(f"{block}.q_proj.weight") == ()
     assert plan.after("model.norm.weight") == ()
     assert plan.after("lm_head.weight") == (Communication("lm_head", CommPattern.ALL_GATHER),)

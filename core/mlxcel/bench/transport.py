@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
@@ -20,8 +18,8 @@ import attrs
 import numpy as np
 
 from mlxcel.bench.pairs import Spread
+from mlxcel.bench.subject import Subject
 from mlxcel.bench.transport_role import Role
-from mlxcel.errors import DeadlineError, MlxcelError
 
 SIZES = {
     1 << 10: "RPC hand-off",
@@ -33,7 +31,7 @@ SIZES = {
 
 RING = "ring"
 RAW = "raw sockets"
-TIMEOUT = 120.0
+END = "mlxcel.bench.transport_end"
 MOST_ROUNDS = 1000
 BYTES = 64 << 20
 """What one measurement sends, but at least 20 and at most MOST_ROUNDS round trips."""
@@ -81,86 +79,6 @@ class Report:
 
     rows: tuple[Row, ...]
     ratios: tuple[Ratio, ...]
-
-
-class Subject:
-    """A pair of processes.
-
-    Args:
-        name: For tables.
-        roles: Of the driving end and of the other one.
-        descriptors: The sockets that they are given; closed here.
-        environments: Variables that each gets.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        roles: tuple[Role, Role],
-        descriptors: Sequence[int] = (),
-        environments: Sequence[Mapping[str, str]] = ({}, {}),
-    ) -> None:
-        self.name = name
-        self._ends = [
-            subprocess.Popen(
-                [sys.executable, "-P", "-m", "mlxcel.bench.transport_end"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                pass_fds=descriptors,
-                env=os.environ | environment,
-            )
-            for environment in environments
-        ]
-        for end, role in zip(self._ends, roles, strict=True):
-            _tell(end, attrs.asdict(role))
-        for end in self._ends:
-            self._hear(end)
-
-    def measure(self, size: int, rounds: int) -> list[float]:
-        """The seconds of ``rounds`` round trips of ``size`` bytes."""
-        for end in reversed(self._ends):
-            _tell(end, [size, rounds])
-        times: list[float] = self._hear(self._ends[0])
-        return times
-
-    def close(self) -> None:
-        """End both processes."""
-        for end in self._ends:
-            assert end.stdin is not None
-            end.stdin.close()
-        for end in self._ends:
-            try:
-                end.wait(5)
-            except subprocess.TimeoutExpired:
-                end.kill()
-                end.wait()
-            assert end.stdout is not None
-            end.stdout.close()
-
-    def _hear(self, end: subprocess.Popen[str]) -> list[float]:
-        """What ``end`` says next; a timer kills it if it says nothing."""
-        assert end.stdout is not None
-        timer = threading.Timer(TIMEOUT, end.kill)
-        timer.start()
-        line = end.stdout.readline()
-        expired = not timer.is_alive()
-        timer.cancel()
-        if line:
-            return json.loads(line)  # type: ignore[no-any-return]
-        if expired:
-            raise DeadlineError(self.name, "a measurement", TIMEOUT, "Is the machine overloaded?")
-        raise BenchError(self.name)
-
-
-@attrs.define(eq=False)
-class BenchError(MlxcelError):
-    """A subject whose process has ended."""
-
-    subject: str
-
-    def __str__(self) -> str:
-        return f"bench transport: a process of {self.subject} has ended; its own words are above."
 
 
 def run(settings: Settings) -> Report:
@@ -253,7 +171,7 @@ def _subjects(settings: Settings, stack: ExitStack) -> Iterator[Subject]:
     yield start(_connected(RAW, RAW, 0.0, sealed=False))
     with _ring_environments() as environments:
         roles = (Role(RING, drives=True), Role(RING, drives=False))
-        yield start(Subject(RING, roles, environments=environments))
+        yield start(Subject(RING, END, roles, environments=environments))
 
 
 def _connected(name: str, kind: str, spin: float, *, sealed: bool) -> Subject:
@@ -268,7 +186,7 @@ def _connected(name: str, kind: str, spin: float, *, sealed: bool) -> Subject:
             Role(kind, True, a.fileno(), keys if sealed else None, spin),
             Role(kind, False, b.fileno(), keys[::-1] if sealed else None, spin),
         )
-        return Subject(name, roles, (a.fileno(), b.fileno()))
+        return Subject(name, END, roles, (a.fileno(), b.fileno()))
 
 
 @contextmanager
@@ -281,9 +199,3 @@ def _ring_environments() -> Iterator[list[dict[str, str]]]:
         with open(file, "w", encoding="utf-8") as opened:
             json.dump(hosts, opened)
         yield [{"MLX_RANK": str(rank), "MLX_HOSTFILE": file} for rank in (0, 1)]
-
-
-def _tell(end: subprocess.Popen[str], what: object) -> None:
-    assert end.stdin is not None
-    end.stdin.write(json.dumps(what) + "\n")
-    end.stdin.flush()

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mlxcel.cli.given_flags import record_given
 from mlxcel.cli.model_flags import add_stage_flags, add_type_flags
 from mlxcel.cli.plugins import add_no_plugin, discover
 from mlxcel.cli.size import parse_size
-from mlxcel.cli.tensor_flags import add_tensor_flags, tensor_options
+from mlxcel.cli.tensor_flags import add_tensor_flags, check_effect, tensor_options
 from mlxcel.errors import UsageError
 from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.memory import MemoryLimits
@@ -38,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
         description="Divide a model into stages, and these over ranks, without loading it. Exits "
         "with 1 if the stages do not fit their memory.",
     )
+    record_given(parser)
     parser.add_argument(
         "-m", "--model", required=True, type=Path, metavar="DIR", help="a folder, or a config.json"
     )
@@ -70,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from mlxcel.partition.plan import make_plan
 
     tensor = tensor_options(args)
+    check_effect(args, tensor.size)
     limits, workload = _limits(args), _workload(args)
     plugins = discover(args)
     _, family = choose_family(read_config(args.model), plugins)

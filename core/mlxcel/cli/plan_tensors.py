@@ -111,7 +111,7 @@ def _split(row: TensorRow, ranks: int) -> str:
     if shard.once:
         return "rank 0 only"
     if shard.units is None:
-        return shard.strategy.value
+        return str(shard.strategy.value)
     text = f"{shard.strategy.value} by {shard.units} {shard.what}"
     if ranks > shard.units:  # they repeat
         text += f", each on {ranks // shard.units} ranks"

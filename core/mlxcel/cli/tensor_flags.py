@@ -80,6 +80,15 @@ def check_shared(args: argparse.Namespace, size: int) -> None:
     check_bounds(
         [("--tp-timeout", seconds, 0 < seconds <= LONGEST_WAIT, "seconds, up to a million")]
     )
+    check_effect(args, size)
+
+
+def check_effect(args: argparse.Namespace, size: int) -> None:
+    """Refuse what is said about ranks where a stage is only one.
+
+    Raises:
+        UsageError: The first such flag.
+    """
     for flag in sorted(given(args)):
         if size == 1 and flag.startswith("--tp-") and flag != "--tp-size":
             raise UsageError(

@@ -52,7 +52,7 @@ from mlxcel.errors import ChannelClosed, MlxcelError, PeerWorkerDied
 from mlxcel.pipeline.control import DataSocket, Job
 from mlxcel.plugins import Plugins
 from mlxcel.stage.contract import StageSpec
-from mlxcel.transport.contract import TransportOptions
+from mlxcel.transport.contract import TrafficClass, TransportOptions
 from mlxcel.transport.spin import spin_for
 
 SEND_SECONDS = 5.0
@@ -319,7 +319,7 @@ class Peer:
             offer.transport,
             session.keys,
             link.traffic,
-            TransportOptions(spin=spin_for(_stages_here(offer))),
+            _options(offer, link.traffic),
             link.rank,
         )
         self._links[link.name] = (data, session.take_socket())
@@ -356,6 +356,13 @@ async def _deliver(channel: ControlChannel, message: ToCoordinator) -> None:
     # A coordinator that takes nothing is noticed by whoever hears it: the channel closes.
     with contextlib.suppress(MlxcelError):
         await channel.send(message, SEND_SECONDS)
+
+
+def _options(offer: Offer, traffic: TrafficClass) -> TransportOptions:
+    spin = spin_for(_stages_here(offer), traffic=traffic)
+    if traffic == "tp_collective":
+        return TransportOptions(spin=spin, stall=offer.rank_timeout)
+    return TransportOptions(spin=spin)
 
 
 def _stages_here(offer: Offer) -> int:

@@ -12,6 +12,7 @@ from mlxcel.pipeline.control import DataSocket
 from mlxcel.pipeline.group import group_peers
 from mlxcel.stage.contract import StageSpec
 from mlxcel.transport.contract import TransportOptions
+from mlxcel.transport.spin import spin_for
 
 LOOPBACK = "127.0.0.1"
 
@@ -61,7 +62,8 @@ def wire(specs: Sequence[StageSpec], options: TransportOptions, rank_timeout: fl
         there, here = socket.socketpair()
         give(before, DataSocket("send", name, titles[after], options=options), there)
         give(after, DataSocket("receive", name, titles[before], options=options), here)
-    within = attrs.evolve(options, stall=rank_timeout)
+    spin = spin_for(len(specs), traffic="tp_collective")
+    within = attrs.evolve(options, stall=rank_timeout, spin=spin)
     for stage in range(0, len(specs), ranks):
         for low, high in _talking(ranks):
             pair = ((low, high), (high, low))

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from queue import Empty
 
 from mlxcel.errors import (
@@ -79,14 +79,15 @@ class WorkerPipeline(ABC):
 
         Raises:
             MlxcelError: The first failure of a stage, as the stage raised it.
-            DeadlineError: No stage made progress for ``timeout`` seconds.
+            DeadlineError: No worker made progress for ``timeout`` seconds; those that are not
+                ready are named.
         """
         self._first, self._last = self._launch()
         loaded: dict[tuple[int, int], Loaded] = {}
         loading: dict[tuple[int, int], Loading] = {}
         latest, heard = (0, 0, 0), time.monotonic()
         while len(loaded) < self.count * self.ranks:
-            report = self._next_report(heard + self.timeout)
+            report = self._next_report(heard + self.timeout, loaded)
             if report is None:
                 on_progress(*latest)
                 continue
@@ -181,17 +182,25 @@ class WorkerPipeline(ABC):
                 self._ended[report.stage, report.rank] = report
         return _statuses(self.loaded, self._ended)
 
-    def _next_report(self, deadline: float) -> Report | None:
-        """The next report; None if there is none for a moment."""
+    def _next_report(self, deadline: float, loaded: Container[tuple[int, int]]) -> Report | None:
+        """The next report; None if there is none for a moment.
+
+        Args:
+            loaded: The stages and ranks that are ready.
+        """
         left = deadline - time.monotonic()
         try:
             return self.reports.get(timeout=max(0.0, min(left, LOOK_SECONDS)))
         except Empty:
             if left > 0:
                 return None
-            raise DeadlineError(
-                "the pipeline", f"{self.count} stages to load", self.timeout, MORE_TIME
-            ) from None
+            late = ", ".join(
+                f"stage {stage}" if self.ranks == 1 else f"rank {rank} of stage {stage}"
+                for stage in range(self.count)
+                for rank in range(self.ranks)
+                if (stage, rank) not in loaded
+            )
+            raise DeadlineError(late, "it to load", self.timeout, MORE_TIME) from None
 
     def _cause(self, closed: ChannelClosed) -> MlxcelError:
         """Why a link is closed: the failure that a stage has reported, or is about to."""

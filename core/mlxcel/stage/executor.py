@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import mlx.core as mx
@@ -70,7 +71,8 @@ class FamilyExecutor:
         """
         assert self._stage is not None, "load() comes first"
         assert self._table is not None
-        with mx.stream(self.stream):
+        watched = nullcontext() if self.collectives is None else self.collectives.watched()
+        with watched, mx.stream(self.stream):
             for operation in step.operations:
                 self._table.apply(operation)
             if step.tensors:

@@ -35,12 +35,10 @@ class ExpertParallel(nn.Module):
         """
         chosen = np.array(indices).reshape(-1)
         here = np.flatnonzero(chosen % self._size == self._rank)
-        flat = x.reshape(-1, x.shape[-1])
-        out = mx.zeros((chosen.size, x.shape[-1]), dtype=x.dtype)
+        tokens = x.reshape(-1, x.shape[-1])[mx.array(here // indices.shape[-1])]
+        results = self.experts(tokens, mx.array(chosen[here] // self._size)[:, None])[:, 0]
+        # Also if none are here the others must get zeros of their type and width.
+        out = mx.zeros((chosen.size, results.shape[-1]), results.dtype)
         if here.size:
-            tokens = flat[mx.array(here // indices.shape[-1])]
-            own = mx.array(chosen[here] // self._size)[:, None]
-            results = self.experts(tokens, own)[:, 0]
-            out = mx.zeros((chosen.size, results.shape[-1]), dtype=results.dtype)
             out[mx.array(here)] = results
         return out.reshape(*indices.shape, out.shape[-1])

@@ -16,7 +16,7 @@ from mlxcel.stage.contract import Progress
 from mlxcel.stage.cut import Share, cut
 from mlxcel.stage.packed import Packed
 from mlxcel.tensor.plan import ShardPlan
-from mlxcel.tensor.shard import REPLICATED, Shard
+from mlxcel.tensor.shard import REPLICATED, Shard, ShardStrategy
 
 _FLOAT32_BYTES = 4
 
@@ -53,7 +53,7 @@ class Shares:
         What is not split they share.
         """
         shard = self.shard(local)
-        if shard == REPLICATED:
+        if shard.strategy is ShardStrategy.REPLICATED and not shard.once:
             return [self._finished(local, value)] * len(self.ranks)
         return [
             None if shard.once and rank else self._cut(local, value, Share(shard, rank, self.size))

@@ -7,6 +7,7 @@ without the others.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import mlx.core as mx
@@ -49,6 +50,16 @@ class Collectives(Protocol):
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
+        ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """What evaluates lazy results, such as a step, runs within: so it has a deadline.
+
+        When it is over, another thread is told; the one that hangs cannot be.
+
+        Raises:
+            RankLost: A rank is gone.
+        """
         ...
 
     def close(self) -> None:

@@ -26,13 +26,15 @@ def make_collectives(
 
     Raises:
         UsageError: The backend is not there.
-        RankLost: A rank did not come to connect.
+        RankLost: A rank did not come.
     """
     rank = job.spec.rank
     if rank is None or job.spec.tensor.size == 1 or group is None:
         return None
+    ours = RingCollectives(group)
     if job.collectives == TRANSPORT:
-        return RingCollectives(group)
+        return ours
+    ours.barrier()  # with a deadline, and all are about to connect, for which MLX has none
     return DistributedCollectives(
         job.collectives, rank, job.fabric, job.spec.index, job.rank_timeout, on_lost
     )

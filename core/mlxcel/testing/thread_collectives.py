@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import mlx.core as mx
 
@@ -62,6 +63,10 @@ class ThreadCollectives:
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         self._exchange("barrier", mx.array(0))
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Every wait has a deadline of its own."""
+        return nullcontext()
 
     def close(self) -> None:
         """Leave the group; the others learn it."""

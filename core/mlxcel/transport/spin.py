@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 
+from mlxcel.transport.contract import TrafficClass
+
 SPIN_SECONDS = 100e-6
 """Two wake-ups of a sleeping thread: enough to poll through a round trip of 64 KiB."""
 
 
-def spin_for(stages: int, cores: int | None = None) -> float:
-    """The seconds to poll where ``stages`` stages run on one machine.
+def spin_for(
+    workers: int, cores: int | None = None, traffic: TrafficClass = "pp_activation"
+) -> float:
+    """The seconds to poll where ``workers`` stages, or ranks of stages, run on one machine.
 
     0 where a core that polls would be missing to one that computes: on up to two cores, or no
-    more cores than stages.
+    more cores than workers. Ranks wait for each other in every layer, with nothing else to do
+    and the other about to come, so ``tp_collective`` polls as soon as each has a core.
 
     Args:
-        stages: Stages on this machine.
+        workers: On this machine.
         cores: Its cores; None looks.
     """
     if cores is None:
         cores = os.cpu_count() or 1
-    return SPIN_SECONDS if cores > max(2, stages) else 0.0
+    needed = workers if traffic == "tp_collective" else max(2, workers) + 1
+    return SPIN_SECONDS if cores >= needed else 0.0

@@ -1,0 +1,66 @@
+"""A planned model: what its workers are asked to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxcel.engine.local import open_model
+from mlxcel.engine.model import Machine, plan_model
+from mlxcel.errors import MemoryBudgetError, TensorParallelError
+from mlxcel.family.caches import CacheGroup, KVCacheKind
+from mlxcel.partition.memory import MemoryLimits
+from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import TensorParallel
+
+KIND = KVCacheKind(2, 32, 32)
+
+
+def test_ranks_within_a_worker(tiny: Callable[..., Path], plugins: Plugins) -> None:
+    """There is a worker for each stage, which is told how many ranks it is."""
+    model = open_model(tiny("llama"), plugins, size=2, tensor=TensorParallel(2))
+    assert model.worker_specs == model.specs
+    assert [(spec.index, spec.rank, len(spec.ranks)) for spec in model.specs] == [
+        (0, None, 2),
+        (1, None, 2),
+    ]
+    assert model.cache_kinds == (KIND,) * 6
+    assert model.worker_cache_kinds == (CacheGroup((KVCacheKind(1, 32, 32),) * 2),) * 6
+
+
+def test_ranks_apart(tiny: Callable[..., Path], plugins: Plugins) -> None:
+    """There is a worker for each rank, stage after stage, with the caches of its heads."""
+    model = open_model(tiny("llama"), plugins, size=2, tensor=TensorParallel(2), apart=True)
+    assert [(spec.index, spec.rank) for spec in model.worker_specs] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert [spec.rank for spec in model.specs] == [None, None]
+    assert model.worker_cache_kinds == model.rank_cache_kinds == (KVCacheKind(1, 32, 32),) * 6
+
+
+def test_impossible_ranks(tiny: Callable[..., Path], plugins: Plugins) -> None:
+    """A model that so many ranks cannot share is refused before it loads."""
+    with pytest.raises(TensorParallelError, match="Legal sizes: 1, 2, 4"):
+        open_model(tiny("llama"), plugins, tensor=TensorParallel(8))
+
+
+def test_too_large_unpacked_and_indivisible_packed(
+    tiny: Callable[..., Path], plugins: Plugins
+) -> None:
+    """Where ranks could share only unpacked weights, and these do not fit, memory is what lacks."""
+    path = tiny("jamba", quantize="4:32")
+    machine = Machine("cpu", fast_blas=True, memory=1 << 40)
+    with pytest.raises(MemoryBudgetError):
+        plan_model(
+            path,
+            plugins,
+            machine,
+            tensor=TensorParallel(4),
+            apart=True,
+            limits=MemoryLimits((1000,)),
+        )
