@@ -239,9 +239,7 @@ def test_a_stage_that_never_answers(stage: int, gate: threading.Event) -> None:
 def test_a_stage_that_never_loads(gate: threading.Event) -> None:
     """Loading without progress ends with an error that names who is late and the flag to change."""
     running = pipeline(1, timeout=0.05, on_load=gate.wait)
-    with pytest.raises(
-        DeadlineError, match=r"stage 0, stage 1, stage 2 did .* load\..*--pp-timeout"
-    ):
+    with pytest.raises(DeadlineError, match=r"^stage 1 did .* load\..*--pp-timeout"):
         running.start()
     gate.set()
     running.timeout = 60.0

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from mlxcel.family.in_step import Steps
 from mlxcel.stage.rank_caches import RankCaches
 from mlxcel.stage.together import Joint, Shared, Together
 from mlxcel.testing.thread_collectives import ThreadCollectives
@@ -33,6 +34,15 @@ class WithKeys(Times):
 
     def __call__(self, x: mx.array, cache: Any = None, keys: Any = None) -> Any:
         return super().__call__(x, cache, keys), f"keys of {self.factor}", 7
+
+
+class Normed(Times):
+    """One that divides by what all ranks have, amid its work."""
+
+    def in_step(self, x: mx.array) -> Steps:
+        part = x * self.factor
+        total = yield part
+        return part / total
 
 
 def on_threads(size: int, call: Any) -> list[Any]:
@@ -76,6 +86,18 @@ def test_tuples() -> None:
     assert isinstance(own, Shared)
     alone = Together([WithKeys(2)], Joint(range(1), None))(mx.array(10))
     assert (alone[0].item(), *alone[1:]) == (20, "keys of 2", 7)
+
+
+def test_blocks_that_run_in_step() -> None:
+    """What they add up amid their work is the sum over all ranks, in one graph or in many."""
+    together = Together([Normed(2), Normed(3)], Joint(range(2), None))
+    assert together(mx.array([1.0, 10.0])).tolist() == [1, 1]
+
+    def run(rank: ThreadCollectives) -> mx.array:
+        joint = Joint(range(rank.rank, rank.rank + 1), rank)
+        return Together([Normed(1 + rank.rank)], joint)(mx.array([1.0, 10.0]))
+
+    assert [r.tolist() for r in on_threads(3, run)] == [[1, 1]] * 3
 
 
 def test_collectives_add_what_the_others_have() -> None:

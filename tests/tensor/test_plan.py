@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from mlxcel.family.mixers import Attention
+from mlxcel.family.mixers import Attention, Mamba1
 from mlxcel.family.shapes import (
     block,
     embedding,
@@ -53,6 +53,19 @@ def test_where_ranks_talk(plan: ShardPlan) -> None:
         Communication("model.layers.1.mlp.shared_experts", CommPattern.ALL_REDUCE),
         Communication("lm_head", CommPattern.ALL_GATHER),
     )
+
+
+def test_a_sum_amid_a_block() -> None:
+    """It is added up behind the projection itself, and the block's result once more."""
+    mixer = Mamba1(16, inner=32, state=4, kernel=4, rank=2)
+    plan = plan_of(mixer.shapes("model.layers.0.mamba"), TensorParallel(2))
+    within, behind = (
+        Communication(f"model.layers.0.mamba{part}", CommPattern.ALL_REDUCE)
+        for part in (".x_proj", "")
+    )
+    assert plan.communications == (within, behind)
+    assert plan.after("model.layers.0.mamba.x_proj.weight") == (within,)
+    assert plan.after("model.layers.0.mamba.out_proj.weight") == (behind,)
 
 
 def test_which_sizes_are_legal(plan: ShardPlan) -> None:

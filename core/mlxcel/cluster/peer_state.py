@@ -28,7 +28,7 @@ from mlxcel.cluster.messages import (
     ToCoordinator,
     ToPeer,
 )
-from mlxcel.errors import DeadlineError
+from mlxcel.errors import DeadlineError, WorkerFailed
 from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
 
 State = Literal["waiting", "connected", "judging", "offered", "committed", "starting", "active"]
@@ -263,7 +263,8 @@ class PeerState:
                 effects.append(Log(text))
             case Failed(_, error):
                 self._goodbye = True
-                effects.append(Log(f"{offer.title} has failed: {error}"))
+                words = error.text if isinstance(error, WorkerFailed) else error
+                effects.append(Log(f"{offer.title} has failed: {words}"))
             case Ended(cut=cut):
                 self._goodbye = True
                 if cut:

@@ -309,7 +309,8 @@ class GatedDelta:
 class Mamba1:
     """A selective state space (Mamba) as Jamba has it: with norms on its three small inputs.
 
-    Every tensor-parallel rank has all of it: ``x_proj`` adds up all channels and feeds a norm.
+    Tensor-parallel ranks share the channels. What ``x_proj`` makes of them feeds norms, so it is
+    added up before the scan; the block must be able to run in step.
 
     Attributes:
         hidden: Width of the residual stream.
@@ -331,13 +332,24 @@ class Mamba1:
 
     def shapes(self, name: str) -> Iterator[TensorShape]:
         """The projections, the convolution, the norms, and what rules the state."""
-        yield from linear(f"{name}.in_proj", 2 * self.inner, self.hidden, bias=self.bias)
-        yield from convolution(f"{name}.conv1d", self.inner, self.kernel, bias=self.conv_bias)
-        yield from linear(f"{name}.x_proj", self.rank + 2 * self.state, self.inner)
-        yield from linear(f"{name}.dt_proj", self.inner, self.rank, bias=True)
-        yield from vector(f"{name}.A_log", self.inner, self.state)
-        yield from vector(f"{name}.D", self.inner)
-        yield from linear(f"{name}.out_proj", self.hidden, self.inner, bias=self.bias)
+        channels, inner = column(), self.inner
+        per_channel = attrs.evolve(channels, axis=-1)
+        yield from linear(
+            f"{name}.in_proj",
+            2 * inner,
+            self.hidden,
+            bias=self.bias,
+            shard=attrs.evolve(channels, segments=(inner, inner)),
+        )
+        yield from convolution(
+            f"{name}.conv1d", inner, self.kernel, bias=self.conv_bias, shard=channels
+        )
+        small = self.rank + 2 * self.state
+        yield from linear(f"{name}.x_proj", small, inner, shard=row(within=True))
+        yield from linear(f"{name}.dt_proj", inner, self.rank, bias=True, shard=channels)
+        yield from vector(f"{name}.A_log", inner, self.state, shard=channels)
+        yield from vector(f"{name}.D", inner, shard=per_channel)
+        yield from linear(f"{name}.out_proj", self.hidden, inner, bias=self.bias, shard=row())
         yield from norm(f"{name}.dt_layernorm", self.rank)
         yield from norm(f"{name}.b_layernorm", self.state)
         yield from norm(f"{name}.c_layernorm", self.state)
@@ -345,7 +357,8 @@ class Mamba1:
     def cache(self) -> StateCacheKind:
         """The tail of the convolution and the state, which is float32 at most."""
         return StateCacheKind(
-            (((self.kernel - 1) * self.inner, None), (self.inner * self.state, FLOAT32_BYTES))
+            (((self.kernel - 1) * self.inner, None), (self.inner * self.state, FLOAT32_BYTES)),
+            split=True,
         )
 
 

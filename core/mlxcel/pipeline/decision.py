@@ -73,6 +73,8 @@ def decode(frame: memoryview) -> StepDecision:
         if not isinstance(message, Step):
             raise WireError("a decision that carries no step")
         step = message
+    elif len(frame) > _HEADER.size:
+        raise WireError(f"{len(frame) - _HEADER.size} bytes follow a decision without a step")
     return StepDecision(_KINDS[kind], seq, step)
 
 

@@ -169,9 +169,15 @@ class ProcessPipeline(WorkerPipeline):
         except MlxcelError as raised:
             error = raised
         if error is not None:
-            self.reports.put(Failed(worker.spec.index, error, worker.spec.rank or 0))
-            if self._inbox is not None:
-                self._inbox.close(f"{worker.spec.title} has failed")
+            self._fail(worker, error)
+
+    def _fail(self, worker: Worker, error: BaseException) -> None:
+        """Tell whoever waits; a rank's link need not be the one to the engine, which is open."""
+        if isinstance(error, WorkerFailed):
+            error.rank = worker.spec.rank
+        self.reports.put(Failed(worker.spec.index, error, worker.spec.rank or 0))
+        if self._inbox is not None:
+            self._inbox.close(f"{worker.spec.title} has failed")
 
     def _follow(self, worker: Worker) -> MlxcelError | None:
         """Pass reports on until the worker is gone; returns what is wrong with that."""
@@ -192,10 +198,11 @@ class ProcessPipeline(WorkerPipeline):
                     self._greet(worker.spec, hello)
                 case Alive() | Job() | DataSocket():
                     pass
+                case Failed(_, error):
+                    said_goodbye = True
+                    self._fail(worker, error)
                 case report:
-                    said_goodbye = isinstance(report, Ended | Failed)
-                    if isinstance(report, Failed) and isinstance(report.error, WorkerFailed):
-                        report.error.rank = rank
+                    said_goodbye = said_goodbye or isinstance(report, Ended)
                     self.reports.put(report)
 
     def _greet(self, spec: StageSpec, hello: Hello) -> None:

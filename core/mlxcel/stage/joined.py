@@ -52,9 +52,10 @@ def join(
         local = whole.local_name(communication.path)
         if local is None or not any(f"{module}.".startswith(f"{local}.") for module in present):
             continue  # of another stage
-        if (table := f"{communication.path}.weight") in plan.parameters:
-            if plan.shard_of(table).strategy is ShardStrategy.VOCAB:
-                _share_vocabulary(stages, local, plan.parameters[table].shape[0], joint)
+        if (weight := f"{communication.path}.weight") in plan.parameters:
+            # Of others, the block around them takes care: it runs in step.
+            if plan.shard_of(weight).strategy is ShardStrategy.VOCAB:
+                _share_vocabulary(stages, local, plan.parameters[weight].shape[0], joint)
             continue
         blocks = [_at(stage.model, local) for stage in stages]
         if len(stages) > 1 and _takes_a_cache(blocks[0]):

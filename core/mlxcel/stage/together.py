@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxcel.family.in_step import in_step
 from mlxcel.stage.rank_caches import RankCaches
 from mlxcel.tensor.collectives import Collectives
 
@@ -81,15 +82,19 @@ class Together(nn.Module):
         """What the whole block would return.
 
         Of a tuple, the first item is added up. The second is each rank's own (Gemma 4: keys and
-        values that later layers read), what follows is the same for all.
+        values that later layers read), what follows is the same for all. Blocks that have to add
+        up something before run in step (:mod:`mlxcel.family.in_step`).
         """
+        run = "in_step" if hasattr(self.blocks[0], "in_step") else "__call__"
         results = [
-            block(
+            getattr(block, run)(
                 *(_own(value, index) for value in args),
                 **{name: _own(value, index) for name, value in kwargs.items()},
             )
             for index, block in enumerate(self.blocks)
         ]
+        if run == "in_step":
+            results = in_step(results, self._joint.add)
         if not isinstance(results[0], tuple):
             return self._joint.add(results)
         total, own, rest = self._joint.add([r[0] for r in results]), results[0][1], results[0][2:]

@@ -85,7 +85,9 @@ class ShardPlan:
         """How the ranks put together what the parameter ``path`` has a part in."""
         if self.shard_of(path).strategy in (ShardStrategy.COLUMN, ShardStrategy.REPLICATED):
             return ()
-        return tuple(talk for talk in self.communications if path.startswith(f"{talk.path}."))
+        talks = [talk for talk in self.communications if path.startswith(f"{talk.path}.")]
+        nearest = max((len(talk.path) for talk in talks), default=0)
+        return tuple(talk for talk in talks if len(talk.path) == nearest)
 
     def divides(self, ranks: int) -> bool:
         """Whether the model can be split over ``ranks``."""
@@ -166,6 +168,8 @@ def _after(path: str, parameter: TensorShape, *, tied: bool) -> Iterator[Communi
     """What the split of ``parameter`` asks for: its block's results are added, unless at once."""
     module = path.rpartition(".")[0]
     match parameter.shard:
+        case Shard(strategy=ShardStrategy.ROW, within=True):
+            yield Communication(module, CommPattern.ALL_REDUCE)
         case Shard(strategy=ShardStrategy.ROW, at_once=True):
             yield Communication(module.rpartition(".")[0], CommPattern.ALL_REDUCE)
         case Shard(strategy=ShardStrategy.ROW):

@@ -52,6 +52,7 @@ class Shard:
         counted: Attributes of the module or its owner that count what is split, under whichever
             of the names mlx-lm has for them; a rank divides them like the axis.
         at_once: The sum is needed right behind this module, not only behind its block.
+        within: The sum is needed right behind this projection, amid its block.
         stacked: It is of a stack of experts.
         what: What the units are, in words for people.
     """
@@ -64,6 +65,7 @@ class Shard:
     once: bool = False
     counted: tuple[str, ...] = ()
     at_once: bool = False
+    within: bool = False
     stacked: bool = False
     what: str = "parts"
 
@@ -153,6 +155,8 @@ def column(
     return Shard(ShardStrategy.COLUMN, axis, units, segments, repeats, counted=counted, what=what)
 
 
-def row(units: int | None = None, *, at_once: bool = False, what: str = "parts") -> Shard:
+def row(
+    units: int | None = None, *, at_once: bool = False, within: bool = False, what: str = "parts"
+) -> Shard:
     """The inputs are shared out, so that the results have to be added."""
-    return Shard(ShardStrategy.ROW, -1, units, at_once=at_once, what=what)
+    return Shard(ShardStrategy.ROW, -1, units, at_once=at_once, within=within, what=what)

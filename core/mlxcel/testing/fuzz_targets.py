@@ -34,7 +34,7 @@ from mlxcel.cluster.messages import (
 )
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.errors import WireError
-from mlxcel.pipeline import operations
+from mlxcel.pipeline import decision, operations
 from mlxcel.pipeline.control import decode_control, encode_control
 from mlxcel.pipeline.report import Beat, Failed, Loading
 from mlxcel.pipeline.step import Logprobs, Step, StepFailed, Stop, Tokens
@@ -67,6 +67,7 @@ def targets() -> tuple[Target, ...]:
         Target("sealed frame", _open, _sealed_frames()),
         Target("tensor", lambda data: wire_tensor.decode(data, max_bytes=1 << 20), _tensors()),
         Target("message", lambda data: wire_message.decode(data, max_bytes=1 << 20), _messages()),
+        Target("decision", lambda data: decision.decode(memoryview(data)), _decisions()),
         Target("worker message", decode_control, _worker_messages()),
         Target("control message", decode_message, _control_messages()),
         *_handshake(),
@@ -117,6 +118,16 @@ def _messages() -> tuple[bytes, ...]:
         Stop(),
     )
     return tuple(wire_message.encode(message, 123456789) for message in messages)
+
+
+def _decisions() -> tuple[bytes, ...]:
+    step = Step(7, 1, (operations.Release(3),), {"tokens": WireTensor("int32", (1,), bytes(4))})
+    decisions = (
+        decision.decide(step, carry=True),
+        decision.decide(step, carry=False),
+        decision.decide(Stop(), carry=True),
+    )
+    return tuple(b"".join(decision.pieces(made)) for made in decisions)
 
 
 def _worker_messages() -> tuple[bytes, ...]:

@@ -12,9 +12,10 @@ from typing import cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
-from mlx_lm.models.jamba import JambaMambaMixer
+from mlx_lm.models.jamba import JambaMambaMixer, fma
 
 from mlxcel.checkpoint.config import ModelConfig
+from mlxcel.family.in_step import Steps, alone
 from mlxcel.family.transformer import Cache, Mask, TransformerStage
 
 
@@ -28,6 +29,10 @@ class PaddedMixer(JambaMambaMixer):
 
     def __call__(self, x: mx.array, cache: Cache) -> mx.array:
         """One step: [rows, length, hidden] to the same, the states of ``cache`` moved on."""
+        return cast(mx.array, alone(self.in_step(x, cache)))
+
+    def in_step(self, x: mx.array, cache: Cache) -> Steps:
+        """The same where ranks share the channels; see :mod:`mlxcel.family.in_step`."""
         rows, length, _ = x.shape
         tail, state = cache[0], cache[1]
         inner, gate = mx.split(self.in_proj(x), 2, axis=-1)
@@ -40,10 +45,37 @@ class PaddedMixer(JambaMambaMixer):
         if real is not None:
             inner = mx.where(real[:, :, None], inner, 0)
             decay = mx.where(real[:, :, None, None], decay, 0)
-        out, state = self.ssm_step(inner, decay, state)  # type: ignore[no-untyped-call]
+        small = yield self.x_proj(inner)
+        out, state = self._scan(inner, small, decay, state)
         cache[0], cache[1] = self._tail(seen, length, cache.lengths), state
         cache.advance(length)
         return self.out_proj(swiglu(gate, out))
+
+    def _scan(
+        self, x: mx.array, small: mx.array, decay: mx.array, state: mx.array | None
+    ) -> tuple[mx.array, mx.array]:
+        """The selective scan, one position after the other as mlx-lm does it.
+
+        Args:
+            x: [rows, length, channels].
+            small: What is chosen at each position: compressed time step, B and C.
+            decay: [..., channels, states], below zero.
+            state: [rows, channels, states]; None is zeros.
+        """
+        rank, size = int(self.time_step_rank), self.ssm_state_size
+        step, b, c = mx.split(small, [rank, rank + size], axis=-1)
+        step = nn.softplus(self.dt_proj(self.dt_layernorm(step)))
+        b, c = self.b_layernorm(b), self.c_layernorm(c)
+        added = mx.expand_dims(step * x, -1) * mx.expand_dims(b, -2)
+        kept = mx.exp(mx.expand_dims(step, -1) * decay)
+        states = []
+        for position in range(x.shape[1]):
+            now = added[:, position]
+            state = now if state is None else fma(state, kept[:, position], now)
+            states.append(state)
+        assert state is not None, "a step has a position"
+        out = (mx.stack(states, axis=1) @ mx.expand_dims(c, -1)).squeeze(-1)
+        return out + self.D * x, state
 
     def _tail(self, seen: mx.array, length: int, left: mx.array | None) -> mx.array:
         """What the next convolution needs of ``seen``, where ``left`` tokens are still real."""

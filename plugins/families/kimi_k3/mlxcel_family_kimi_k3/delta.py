@@ -11,6 +11,7 @@ from mlxcel.family import fields
 from mlxcel.family.caches import StateCacheKind
 from mlxcel.family.mixers import FLOAT32_BYTES
 from mlxcel.family.shapes import TensorShape, convolution, linear, norm, vector
+from mlxcel.tensor.shard import column, row
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -45,18 +46,29 @@ class DeltaAttention:
     def shapes(self, name: str) -> Iterator[TensorShape]:
         """The projections, the convolution, and what rules the decay of the state."""
         width = self.heads * self.head_dim
-        yield from linear(f"{name}.qkv_proj", 3 * width, self.hidden)
-        yield from convolution(f"{name}.qkv_conv.conv", 3 * width, self.kernel, bias=False)
+        by_head = column(self.heads, what="heads")
+        fused, per_head = (
+            attrs.evolve(by_head, segments=(width,) * 3),
+            attrs.evolve(by_head, axis=-1),
+        )
+        yield from linear(
+            f"{name}.qkv_proj",
+            3 * width,
+            self.hidden,
+            shard=attrs.evolve(fused, counted=("num_heads", "projection_dim")),
+        )
+        conv = f"{name}.qkv_conv.conv"
+        yield from convolution(conv, 3 * width, self.kernel, bias=False, shard=fused)
         yield from self._low_rank(f"{name}.f")
-        yield from linear(f"{name}.b_proj", self.heads, self.hidden)
+        yield from linear(f"{name}.b_proj", self.heads, self.hidden, shard=by_head)
         if self.full_gate:
-            yield from linear(f"{name}.g_proj", width, self.hidden)
+            yield from linear(f"{name}.g_proj", width, self.hidden, shard=by_head)
         else:
             yield from self._low_rank(f"{name}.g")
-        yield from vector(f"{name}.A_log", self.heads)
-        yield from vector(f"{name}.dt_bias", width)
+        yield from vector(f"{name}.A_log", self.heads, shard=per_head)
+        yield from vector(f"{name}.dt_bias", width, shard=per_head)
         yield from norm(f"{name}.o_norm", self.head_dim)
-        yield from linear(f"{name}.o_proj", self.hidden, width)
+        yield from linear(f"{name}.o_proj", self.hidden, width, shard=row(self.heads, what="heads"))
 
     def cache(self) -> StateCacheKind:
         """The tail of the convolution, and a matrix per head in float32."""
@@ -64,12 +76,14 @@ class DeltaAttention:
             (
                 ((self.kernel - 1) * 3 * self.heads * self.head_dim, None),
                 (self.heads * self.head_dim * self.head_dim, FLOAT32_BYTES),
-            )
+            ),
+            split=True,
         )
 
     def _low_rank(self, name: str) -> Iterator[TensorShape]:
         yield from linear(f"{name}_a_proj", self.head_dim, self.hidden)
-        yield from linear(f"{name}_b_proj", self.heads * self.head_dim, self.head_dim)
+        width, by_head = self.heads * self.head_dim, column(self.heads, what="heads")
+        yield from linear(f"{name}_b_proj", width, self.head_dim, shard=by_head)
 
 
 def delta_layers(config: ModelConfig) -> frozenset[int]:

@@ -11,6 +11,10 @@ from mlxcel.transport import Buffer, ByteStream, Keys, TransportOptions, allocat
 from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, frame_length
 
 
+_LARGE = 32 << 10
+"""From here on filling a frame with zeros takes longer than having it made elsewhere."""
+
+
 class SealedConnection:
     """See :class:`mlxcel.transport.Connection`.
 
@@ -73,7 +77,7 @@ class SealedConnection:
         size = min(length, CHUNK)
         sealed = self._stream.need(HEADER + size + TAG)[HEADER:]
         if size == length:
-            frame = memoryview(bytearray(length))
+            frame = memoryview(bytearray(length)) if length < _LARGE else allocate(length)
             self._opener.open_into(header, sealed, frame)
             self._stream.skip(HEADER + size + TAG)
             return frame
