@@ -39,6 +39,8 @@ format: setup
 
 # The figures of docs/performance.md; let nothing else run beside it.
 BENCH_LOAD := --against mlx-lm --requests 8 --prompt-length 16 --output-length 12 -- --pp-size 2 --pp-balance time
+MAKE_RANDOM := from pathlib import Path; from mlxcel.testing import random_llama as make; \
+	make(Path('.demo/random-300m'), megabytes=1200, layers=24, dtype='float32')
 bench: setup
 	$(BIN)/mlxcel fetch-demo-model .demo/smollm2
 	$(BIN)/mlxcel bench pipeline -m .demo/smollm2
@@ -46,6 +48,9 @@ bench: setup
 	$(BIN)/mlxcel bench serve -m .demo/smollm2 $(BENCH_LOAD)
 	$(BIN)/mlxcel bench engine -m .demo/smollm2
 	$(BIN)/mlxcel bench transport --sizes 1KiB,8KiB,64KiB,1MiB,16MiB
+	$(BIN)/mlxcel bench collectives
+	$(BIN)/python -c "$(MAKE_RANDOM)"
+	$(BIN)/mlxcel bench tensor -m .demo/random-300m
 
 clean:
 	rm -rf .venv .demo

@@ -790,6 +790,32 @@ def _(world: World) -> list[str]:
     return with_executor(world, stop, "--pp-workers", "process")
 
 
+SLOW_RANK = """
+import time
+
+from mlxcel.plugins import Plugins
+from mlxcel.stage.executor import FamilyExecutor
+
+
+class Slow(FamilyExecutor):
+    def run(self, step):
+        time.sleep(3600)
+
+
+@hookimpl
+def mlxcel_build_executor(spec, collectives):
+    family = Plugins.discover().load("family", spec.family)
+    return Slow(spec, family, collectives) if spec.rank == 1 else None
+"""
+
+
+@provokes("rank <n> of stage <n> is lost in <what>: <how>")
+def _(world: World) -> list[str]:
+    world.site().hooks("slow", SLOW_RANK)
+    ranks = ["--pp-workers", "process", "--tp-size", "2", "--tp-workers", "process"]
+    return generate(world.copy(), *ranks, "--tp-timeout", "1")
+
+
 @provokes("stage <n> runs with <what> <version>, the others with <version>.")
 def _(world: World) -> list[str]:
     spawn = ProcessPipeline._spawn
@@ -1172,7 +1198,7 @@ def _(world: World) -> list[str]:
     return checked(world, 'role = "pipeline_stage"\n', "")
 
 
-@provokes("<file>: <n> nodes hold a stage, where pipeline_parallel_size is <n>.")
+@provokes("<file>: <n> nodes hold a stage, where <sizes>: <place> is missing.")
 def _(world: World) -> list[str]:
     return checked(world, "pipeline_parallel_size = 2", "pipeline_parallel_size = 3")
 
@@ -1182,16 +1208,17 @@ def _(world: World) -> list[str]:
     return checked(world, "stage = 1", "stage = 0")
 
 
-@provokes("<file>: tensor_parallel_size = <n>:")
+@provokes(
+    "<file>: node '<id>' holds a whole stage (role 'pipeline_stage'), where "
+    "tensor_parallel_size is <n>."
+)
 def _(world: World) -> list[str]:
-    ranks = "pipeline_parallel_size = 1\ntensor_parallel_size = 2"
-    command = checked(world, "pipeline_parallel_size = 2", ranks)
-    file = Path(command[-1])
-    text = (
-        file.read_text().replace("pipeline_stage", "2d").replace("stage = 1", "stage = 0\nrank=1")
-    )
-    file.write_text(text.replace("stage = 0\n[[", "stage = 0\nrank=0\n[["))
-    return command
+    return checked(world, "[[nodes]]", "tensor_parallel_size = 2\n[[nodes]]")
+
+
+@provokes("<file>: '<key>': a mesh has two dimensions, stages and their ranks.")
+def _(world: World) -> list[str]:
+    return checked(world, "[[nodes]]", "expert_parallel_size = 2\n[[nodes]]")
 
 
 @provokes("<place>: no transport '<name>' is installed")

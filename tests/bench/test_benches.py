@@ -38,6 +38,16 @@ def test_bench_pipeline(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(re.findall(figures, table)) >= 3
 
 
+@pytest.mark.slow
+def test_bench_tensor(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two rank processes against one, decode and prefill with their bound, and the limit."""
+    command = ["bench", "tensor", "-m", str(tiny("llama")), "--pairs", "1", "--tokens", "4"]
+    assert run([*command, "--prompt", "16", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["bound"] for row in rows] == ["", "≥ 1.5", "≥ 1.5"]
+    assert all(row["comparison"]["ratio"]["median"] > 0 for row in rows)
+
+
 def test_every_case_has_a_name_of_its_own(tiny: Tiny) -> None:
     """Rows can be told apart, and --only can name each."""
     names = [case.name for case in cases(tiny("llama"), Settings())]
@@ -51,6 +61,7 @@ def test_every_case_has_a_name_of_its_own(tiny: Tiny) -> None:
         (["pipeline", "--tokens", "3"], "--tokens 3"),
         (["pipeline", "--only", "nothing"], "--only"),
         (["engine", "--repeats", "0"], "--repeats 0"),
+        (["tensor", "--tp-size", "1"], "--tp-size 1"),
     ],
 )
 def test_values_that_measure_nothing(

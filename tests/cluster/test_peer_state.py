@@ -373,7 +373,7 @@ def test_what_a_worker_says_is_told_to_the_operator(peer: Driven) -> None:
     assert logs(peer.reported(Loading(1, 1, 2))) == ""
     assert "ready as stage 1: 2 bytes" in logs(peer.reported(Loaded(1, 2, 0.5)))
     failed = Failed(1, WorkerFailed(1, "X", "it broke"))
-    assert "stage 1 has failed: stage 1: it broke" in logs(peer.reported(failed))
+    assert "stage 1 has failed: it broke" in logs(peer.reported(failed))
 
 
 def test_a_broken_link_is_counted(peer: Driven) -> None:

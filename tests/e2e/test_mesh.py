@@ -26,8 +26,10 @@ EVERYTHING = TensorParallel(2, "within_expert", "vocab_parallel", "vocab_paralle
 ENDLESS = {"max_tokens": 100_000, "logit_bias": {"257": -100}}
 """A request that only its length ends."""
 
-UNLIKE = ("llama", "qwen3_moe", "deepseek_v3", "gemma4", "qwen3_5")
-"""What differs in what ranks share out, and in what they keep."""
+UNLIKE = ("llama", "qwen3_moe", "deepseek_v3")
+"""What differs in what ranks share out: heads, experts, latents."""
+
+OTHERS = ("gemma4", "gpt_oss", "jamba", "kimi_k3", "llama4", "nemotron_h", "qwen3_5", "qwen3_next")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,9 @@ def mesh(make_cluster: Callable[..., Any], models: Path) -> Any:
     return make_cluster([models] * 4, *flags)
 
 
-@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize(
+    "name", [*UNLIKE, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_a_mesh_makes_the_tokens_of_one_process(
     mesh: Any, models: Path, walk: Any, name: str
 ) -> None:
@@ -105,7 +109,8 @@ def test_a_coordinator_serves_a_mesh(
     url = mesh.url(coordinator)
     assert complete(url) == expected
     health = json.load(urllib.request.urlopen(f"{url}/health", timeout=SECONDS))
-    assert [stage["layers"] for stage in health["stages"]] == ["0-2", "3-5"]
+    stages = [(stage["layers"], stage["ranks"]) for stage in health["stages"]]
+    assert stages == [("0-2", 2), ("3-5", 2)]
     for index, address in enumerate(mesh.addresses):
         node = f"s{index // 2}-r{index % 2}"
         coordinator.wait_for(f"- {node} @ {address} [pipeline_tensor_parallel]")
@@ -127,6 +132,41 @@ def test_ranks_of_one_stage_serve(mesh: Any, models: Path, expected: str) -> Non
     assert coordinator.exit_code() == 0
 
 
+@pytest.mark.slow
+def test_a_mesh_by_hand(mesh: Any, models: Path, expected: str) -> None:
+    """A hand-written TOML gives every rank its node and its layers."""
+    lines = ["[cluster]", "pipeline_parallel_size = 2", "tensor_parallel_size = 2"]
+    for place, address in enumerate(reversed(mesh.addresses)):
+        stage, rank = divmod(place, 2)
+        lines += [
+            "[[nodes]]",
+            f'id = "node-{place}"',
+            f'address = "{address}"',
+            'role = "2d"',
+            f"stage = {stage}",
+            f"rank = {rank}",
+            f'layers = "{"0-4" if stage == 0 else "5-5"}"',
+        ]
+    file = mesh.folder / "by-hand.toml"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    here = "--node-id head --node-role hybrid --cluster-control-addr 127.0.0.1:19000".split()
+    command = ["-m", str(models / "llama"), "--port", "0", "--distributed-config", str(file)]
+    coordinator = mesh.node([*command, *here])
+    assert complete(mesh.url(coordinator)) == expected
+    coordinator.wait_for(f"node-1 @ {mesh.addresses[2]}: layers 0-4")
+    coordinator.process.terminate()
+    assert coordinator.exit_code() == 0
+
+
+@pytest.mark.slow
+def test_ranks_may_add_up_by_mlx(mesh: Any, coordinate: Callable[..., Any], expected: str) -> None:
+    """With --tp-collectives ring each stage has a ring of its own, on ports that peers find."""
+    coordinator = coordinate("--tp-collectives", "ring")
+    assert complete(mesh.url(coordinator)) == expected
+    coordinator.process.terminate()
+    assert coordinator.exit_code() == 0
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
@@ -139,7 +179,7 @@ def stop(pid: int) -> None:
     ("place", "part", "harm"),
     [
         pytest.param(3, "peer", kill, id="a follower is killed"),
-        pytest.param(0, "worker", stop, id="a leader is stopped"),
+        pytest.param(0, "worker", stop, id="a leader is stopped", marks=pytest.mark.slow),
         pytest.param(1, "worker", kill, id="a follower's worker is killed", marks=pytest.mark.slow),
         pytest.param(2, "peer", stop, id="a leader's peer is stopped", marks=pytest.mark.slow),
     ],

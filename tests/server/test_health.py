@@ -21,7 +21,8 @@ async def test_health_of_each_stage(served: Served) -> None:
     async with served() as client:
         status, body = await client.get("/health")
         assert (status, body["status"]) == (200, "ok")
-        stage = {"stage": 0, "layers": "0-2", "bytes_done": 5, "bytes_total": 10, "ready": False}
+        loading = {"bytes_done": 5, "bytes_total": 10, "ready": False}
+        stage = {"stage": 0, "ranks": 1, "layers": "0-2", **loading}
         assert body["stages"][0] == stage
         assert len(body["stages"]) == 2
 

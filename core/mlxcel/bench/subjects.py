@@ -22,6 +22,7 @@ from mlxcel.errors import DeadlineError, WorkerDied
 from mlxcel.pipeline.pipeline import Pipeline
 from mlxcel.plugins import Plugins
 from mlxcel.stage.blas import choose_blas
+from mlxcel.tensor.options import TensorParallel
 
 TIMEOUT = 600.0
 
@@ -131,8 +132,13 @@ def staged(
     rows: int | None = None,
     chunk: int = 512,
     sequences: int = 8,
+    ranks: int = 1,
+    collectives: str = "transport",
 ) -> Iterator[Staged]:
-    """A loaded pipeline; ``sequences`` is the largest number of prompts it will be given."""
+    """A loaded pipeline; ``sequences`` is the largest number of prompts it will be given.
+
+    With several ``ranks`` each of them is a process, which reaches the others by ``collectives``.
+    """
     choice = choose_blas(blas, workers=workers)
     model = open_model(
         folder,
@@ -142,6 +148,8 @@ def staged(
         by="time",
         weights=weights,
         fast_blas=choice.fast,
+        tensor=TensorParallel(ranks),
+        apart=ranks > 1,
     )
     stages = len(model.plan.stages)
     with running(
@@ -150,6 +158,7 @@ def staged(
         timeout=TIMEOUT,
         workers=workers,
         environment=choice.environment,
+        collectives=collectives,
     ) as pipeline:
         yield Staged(pipeline, stages, rows, chunk)
 

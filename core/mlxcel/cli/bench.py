@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from mlxcel.cli import bench_collectives, bench_serve, bench_transport
+from mlxcel.cli import bench_collectives, bench_serve, bench_tensor, bench_transport
 from mlxcel.errors import UsageError
 
 
@@ -38,6 +38,7 @@ def add_parser(subparsers: Any) -> None:
     engine.set_defaults(run_kind=run_engine)
     bench_serve.add_parser(kinds)
     bench_transport.add_parser(kinds)
+    bench_tensor.add_parser(kinds)
     bench_collectives.add_parser(kinds)
     bench.set_defaults(run=run)
 

@@ -24,7 +24,9 @@ def add_parser(kinds: Any) -> None:
     parser = kinds.add_parser(
         "collectives", help="sums over the ranks of a stage, against MLX's own ring"
     )
-    parser.add_argument("--transport", default="tcp", metavar="NAME", help="which (tcp)")
+    parser.add_argument(
+        "--transport", metavar="NAME", help="which to measure (the first that is installed)"
+    )
     parser.add_argument(
         "--sizes", metavar="A,B", help="arrays, such as 64KiB,1MiB (4KiB,64KiB,1MiB,4MiB,16MiB)"
     )
@@ -72,13 +74,16 @@ def _settings(args: argparse.Namespace) -> Settings:
         ]
     )
     installed = Plugins.discover().names("transport")
-    if args.transport not in installed:
+    if not installed:
+        raise UsageError("No transport is installed.", "Install one, or mlxcel[all].")
+    transport = args.transport or installed[0]
+    if transport not in installed:
         raise UsageError(
-            f"--transport {args.transport}: there is no such transport.",
-            f"Installed: {', '.join(installed) or 'none'}.",
+            f"--transport {transport}: there is no such transport.",
+            f"Installed: {', '.join(installed)}.",
         )
     if args.spin is None:
         spin = spin_for(args.ranks, traffic="tp_collective")
     else:
         spin = args.spin / 1e6
-    return Settings(args.transport, sizes, args.ranks, args.pairs, spin)
+    return Settings(transport, sizes, args.ranks, args.pairs, spin)

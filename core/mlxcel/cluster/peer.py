@@ -23,6 +23,7 @@ from mlxcel.cluster.announce import Announcement, announce
 from mlxcel.cluster.armory import Armory, StartWorker
 from mlxcel.cluster.control_channel import ControlChannel
 from mlxcel.cluster.dial import dial
+from mlxcel.cluster.fabric import fabric_address
 from mlxcel.cluster.gate import Gate
 from mlxcel.cluster.handshake import Accept
 from mlxcel.cluster.heartbeat import ping_seconds
@@ -30,7 +31,7 @@ from mlxcel.cluster.identity import Checkpoints
 from mlxcel.cluster.introduce import introduce
 from mlxcel.cluster.introduction import Introduction, Purpose
 from mlxcel.cluster.links import Link
-from mlxcel.cluster.messages import Offer, Ping, Pong, ToCoordinator, ToPeer
+from mlxcel.cluster.messages import Offer, Ping, Pong, Refused, ToCoordinator, ToPeer
 from mlxcel.cluster.offers import OwnPlan, Standing, judge_offer
 from mlxcel.cluster.options import ClusterOptions
 from mlxcel.cluster.peer_state import (
@@ -276,14 +277,13 @@ class Peer:
             self._own_plan,
         )
         verdict = await asyncio.to_thread(judge_offer, offer, standing)
-        fabric = str(self._free_port()) if offer.collectives != "transport" else ""
+        fabric = ""
+        if not isinstance(verdict, Refused):
+            try:
+                fabric = await asyncio.to_thread(fabric_address, offer)
+            except MlxcelError as error:
+                verdict = Refused(offer.session, "transport", str(error))
         self._do(self.state.judged(offer, verdict, time.monotonic(), fabric))
-
-    def _free_port(self) -> Address:
-        """An address of this node that nobody uses now."""
-        host = (self.listening or self._control).host
-        with socket.create_server((host, 0)) as sock:
-            return Address(host, sock.getsockname()[1])
 
     async def _start(self, offer: Offer) -> None:
         problem = None

@@ -108,7 +108,8 @@ class TransformerStage:
         """The parameters of the whole ``model`` from the checkpoint's tensors, all still lazy.
 
         mlx-lm's own ``sanitize``, where the model has one. It sees every tensor that the model
-        uses, on every stage: some decide from one tensor what to do with another.
+        uses, on every stage: some decide from one tensor what to do with another. It must not
+        change an array in place: what is only renamed, ranks read in part from the file.
         """
         return dict(model.sanitize(weights)) if hasattr(model, "sanitize") else weights
 

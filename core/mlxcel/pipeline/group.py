@@ -137,19 +137,26 @@ class RankGroup:
             lost: Which rank seems to be, and how.
             witness: The rank that may know better.
         """
-        self._tell(lost)
         until = time.monotonic() + min(LISTEN_SECONDS, self.timeout / 4)
-        # It closes when it knows no better, so mostly this takes no time.
-        with contextlib.suppress(MlxcelError):
-            while witness is not None and (left := until - time.monotonic()) > 0:
-                frame = self._connections[witness].receive(left)
-                if frame is None:
-                    break
-                if frame[:1] == NOTICE:
-                    lost = _read_notice(frame)
-                    self._tell(lost)
+        lost = self._hear(witness, 0.0) or lost  # a notice to one that is gone ends the connection
+        self._tell(lost)
+        # The witness closes when it knows no better, so mostly this takes no time.
+        while said := self._hear(witness, until - time.monotonic()):
+            lost = said
+            self._tell(lost)
         self.close()
         return RankLost(self.stage, lost[0], operation, lost[1])
+
+    def _hear(self, witness: int | None, seconds: float) -> tuple[int, str] | None:
+        """The notice that comes from ``witness`` in so many seconds, if any does."""
+        if witness is None:
+            return None
+        until = time.monotonic() + seconds
+        with contextlib.suppress(MlxcelError):
+            while frame := self._connections[witness].receive(max(0.0, until - time.monotonic())):
+                if frame[:1] == NOTICE:
+                    return _read_notice(frame)
+        return None
 
     def _tell(self, lost: tuple[int, str]) -> None:
         for rank, connection in self._connections.items():

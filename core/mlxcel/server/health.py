@@ -20,6 +20,7 @@ async def health(request: web.Request) -> web.Response:
         "stages": [
             {
                 "stage": stage.stage,
+                "ranks": stage.ranks,
                 "layers": f"{stage.layers[0]}-{stage.layers[1] - 1}",
                 "bytes_done": stage.bytes_done,
                 "bytes_total": stage.bytes_total,

@@ -54,7 +54,7 @@ class DistributedCollectives:
         timeout: float,
         on_lost: Callable[[RankLost], None],
     ) -> None:
-        _check(backend)
+        check_backend(backend)
         self.rank = rank
         self.size = len(hosts)
         self._backend = backend
@@ -156,7 +156,12 @@ class DistributedCollectives:
             )
 
 
-def _check(backend: str) -> None:
+def check_backend(backend: str) -> None:
+    """See whether MLX has ``backend`` here.
+
+    Raises:
+        UsageError: It has not.
+    """
     if backend in BACKENDS and mx.distributed.is_available(backend):
         return
     there = [name for name in BACKENDS if mx.distributed.is_available(name)]

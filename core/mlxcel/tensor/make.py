@@ -8,7 +8,7 @@ from mlxcel.errors import RankLost
 from mlxcel.pipeline.control import Job
 from mlxcel.pipeline.group import RankGroup
 from mlxcel.tensor.collectives import Collectives
-from mlxcel.tensor.distributed import DistributedCollectives
+from mlxcel.tensor.distributed import DistributedCollectives, check_backend
 from mlxcel.tensor.ring import RingCollectives
 
 TRANSPORT = "transport"
@@ -34,6 +34,7 @@ def make_collectives(
     ours = RingCollectives(group)
     if job.collectives == TRANSPORT:
         return ours
+    check_backend(job.collectives)
     ours.barrier()  # with a deadline, and all are about to connect, for which MLX has none
     return DistributedCollectives(
         job.collectives, rank, job.fabric, job.spec.index, job.rank_timeout, on_lost

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 import mlx.core as mx
 import numpy as np
 
+from mlxcel.errors import WireError
 from mlxcel.pipeline.group import RankGroup
 from mlxcel.tensor.addition import add, total
 from mlxcel.tensor.exchange import AHEAD, Exchange, Operation, Take
@@ -153,10 +154,20 @@ class RingCollectives:
         return Exchange(self._group, operation, self._count, NAMES[dtype], self._piece)
 
     def _agree(self) -> int:
-        """The size of a piece that every rank's connections take: systems differ."""
+        """The size of a piece that every rank's connections take: systems differ.
+
+        Raises:
+            RankLost: A rank is gone, or was too slow.
+            WireError: A rank asks for pieces of no size; the group is closed.
+        """
         limit = min(LARGEST_PIECE, self._group.room // AHEAD - 64) // ROUND * ROUND
         exchange = Exchange(self._group, "agreement", 0, "int64", ROUND)
-        return int(min(self._gather(exchange, self._places(np.array([limit], np.int64))))[0])
+        sizes = self._gather(exchange, self._places(np.array([limit], np.int64)))
+        piece = int(min(sizes)[0])
+        if piece < ROUND or piece % ROUND:
+            self._group.close()
+            raise WireError(f"a rank that wants pieces of {piece} bytes")
+        return piece
 
     def _places(self, values: Values) -> list[Values]:
         """A place for the values of each rank; those of this one are there."""

@@ -10,7 +10,6 @@ from mlxcel.errors import MlxcelError
 from mlxcel.transport import Buffer, ByteStream, Keys, TransportOptions, allocate
 from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, frame_length
 
-
 _LARGE = 32 << 10
 """From here on filling a frame with zeros takes longer than having it made elsewhere."""
 
