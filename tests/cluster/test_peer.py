@@ -42,13 +42,14 @@ from mlxcel.cluster.peer import Peer
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
 from mlxcel.cluster.sockets import name_of
-from mlxcel.cluster.topology import Node, Topology
+from mlxcel.cluster.topology import Node, NodeRole, Topology
 from mlxcel.cluster.topology_toml import emit_topology
 from mlxcel.errors import ListenError, MlxcelError, PeerRefused
 from mlxcel.pipeline.control import DataSocket, Job
 from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading, Software
 from mlxcel.plugins import Plugins
 from mlxcel.server.peer_app import create_peer_app
+from mlxcel.tensor.options import TensorParallel
 
 Tiny = Callable[..., Path]
 
@@ -307,6 +308,44 @@ def test_a_stage_dials_the_next_one(run: Run) -> None:
         keys = worker.sockets["send"][0].keys
         assert keys is not None and keys.send == session.keys.receive
         session.close()
+        await gate.close()
+
+    run(work)
+
+
+def test_a_rank_dials_the_ranks_after_it(run: Run) -> None:
+    """Its worker learns which rank it is, what it shares out, and who is at each connection."""
+
+    async def work(bench: Bench) -> None:
+        sessions: asyncio.Queue[Session] = asyncio.Queue()
+        neighbour = Introduction("n", "peer", "c", {}, {}, ())
+        gate = Gate(SECRET, lambda: neighbour, lambda dialer: Accept(), sessions.put)
+        other = await gate.listen(Address("127.0.0.1", 0))
+        tensor = TensorParallel(2, "within_expert")
+        role: NodeRole = "pipeline_tensor_parallel"
+        nodes = [Node(f"s0-r{i}", Address("10.0.0.1", 19000 + i), role, 0, i) for i in range(2)]
+        offer = bench.offer(
+            node="s0-r0",
+            topology=emit_topology(Topology(tuple(nodes), "c", 1, 2)),
+            tensor=tensor,
+            dials={"s0r0-s0r1": str(other)},
+            rank_timeout=7.0,
+        )
+        coordinator = await bench.connect()
+        await coordinator.bring_up(offer)
+        session = await sessions.get()
+        assert session.peer.purpose == Purpose("data", "s", "s0r0-s0r1", "tp_collective")
+        links = [await bench.link("engine-s0r0"), await bench.link("s0r0-engine")]
+        [worker] = bench.workers
+        await worker.given.wait()
+        assert worker.job is not None
+        assert (worker.job.spec.rank, worker.job.spec.tensor) == (0, tensor)
+        assert (worker.job.rank_timeout, worker.job.collectives) == (7.0, "transport")
+        data = worker.sockets["group"][0]
+        assert (data.rank, data.traffic) == (1, "tp_collective")
+        assert set(worker.sockets) == {"receive", "send", "group"}
+        for made in (*links, session):
+            made.close()
         await gate.close()
 
     run(work)

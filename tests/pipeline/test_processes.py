@@ -86,8 +86,10 @@ def test_a_killed_worker_is_named(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("phase", ["loading", "ready"])
-def test_a_stopped_worker_is_named(tiny: Tiny, phase: str) -> None:
+def test_a_stopped_worker_is_named(tiny: Tiny, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stands still (SIGSTOP) is named with stage and process after the grace."""
+    # It may be stopped before it has said hello.
+    monkeypatch.setattr("mlxcel.pipeline.processes.STARTING_SECONDS", 5.0)
     specs = open_model(tiny("llama"), Plugins.discover(), size=2).specs
     pipeline = ProcessPipeline(specs, credits=4, timeout=120, grace=1.5)
 

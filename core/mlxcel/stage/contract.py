@@ -84,6 +84,10 @@ class StageExecutor(Protocol):
 
         Returns:
             The step for the next stage, or the last stage's tokens.
+
+        Raises:
+            SamplingFailed: All ranks have run the step, but no tokens could be drawn. It is the
+                only failure that ranks which are workers of their own survive.
         """
         ...
 
