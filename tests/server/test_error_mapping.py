@@ -12,6 +12,8 @@ from mlxcel.errors import (
     StageError,
     Unavailable,
     WorkerDied,
+    WorkerFailed,
+    WorkerSilent,
 )
 from mlxcel.server.errors import as_api_error
 
@@ -23,6 +25,8 @@ LOST = PeerLost("stage-1", "10.0.0.2:19001", "it has not answered for 5.0 s")
     [
         (LOST, "stage_lost"),
         (WorkerDied(1, 7, "killed by SIGKILL"), "stage_lost"),
+        (WorkerFailed(1, "RankLost", "rank 1 of stage 1 is lost", rank=0), "stage_lost"),
+        (WorkerSilent(1, 7, 10.0, rank=1), "stage_lost"),
         (ChannelClosed("engine to stage 0", None), "stage_lost"),
         (StageError(0, "a step", "ValueError: no"), "stage_failed"),
         (DeadlineError("the pipeline", "a step's result", 1.0, "Wait."), "deadline"),

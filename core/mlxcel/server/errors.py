@@ -24,6 +24,7 @@ from mlxcel.errors import (
     UnsupportedError,
     WorkerDied,
     WorkerFailed,
+    WorkerSilent,
 )
 
 RETRY_AFTER = 1.0
@@ -99,7 +100,7 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(503, str(error), "unavailable", retry_after=error.retry_after)
         case StageError():
             return ApiError(503, str(error), "stage_failed", retry_after=RETRY_AFTER)
-        case PeerLost() | WorkerDied() | WorkerFailed() | ChannelClosed():
+        case PeerLost() | WorkerDied() | WorkerFailed() | WorkerSilent() | ChannelClosed():
             return ApiError(503, str(error), "stage_lost", retry_after=RETRY_AFTER)
         case DeadlineError():
             return ApiError(503, str(error), "deadline", retry_after=RETRY_AFTER)
