@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from mlxcel.family.mixers import Attention, Mamba1
+from mlxcel.family.attention import Attention
+from mlxcel.family.recurrence import Mamba1
 from mlxcel.family.shapes import (
     block,
     embedding,

@@ -3,7 +3,8 @@
 A family lists every parameter of the whole model as mlx-lm names it; bytes, work and
 placement then follow by the same rules as from the headers of a real checkpoint. The
 functions here are the blocks that families are made of; what mixes positions (attention
-and recurrence) is in :mod:`mlxcel.family.mixers`, because it has a cache too.
+and recurrence) is in :mod:`mlxcel.family.attention` and
+:mod:`mlxcel.family.recurrence`, because it has a cache too.
 """
 
 from __future__ import annotations

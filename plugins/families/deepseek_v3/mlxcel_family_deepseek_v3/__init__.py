@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import Family, fields
-from mlxcel.family.mixers import LatentAttention
+from mlxcel.family.attention import LatentAttention
 from mlxcel.family.shapes import TensorShape, block, decoder, deepseek_feed_forward
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import Family, fields
-from mlxcel.family.mixers import QK_NORMS, Attention
+from mlxcel.family.attention import QK_NORMS, Attention
 from mlxcel.family.shapes import PRE_NORMS, TensorShape, block, decoder, gated_mlp
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import fields
-from mlxcel.family.mixers import KV_HEADS, Attention
+from mlxcel.family.attention import KV_HEADS, Attention
 from mlxcel.family.shapes import (
     PRE_NORMS,
     TensorShape,

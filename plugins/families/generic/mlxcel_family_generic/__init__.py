@@ -15,7 +15,7 @@ import attrs
 
 from mlxcel.errors import UnsupportedError
 from mlxcel.family import Batching, Family, Part, Place, fields, never_read
-from mlxcel.family.mixers import QK_NORMS, Attention
+from mlxcel.family.attention import QK_NORMS, Attention
 from mlxcel.family.shapes import (
     TensorShape,
     block,

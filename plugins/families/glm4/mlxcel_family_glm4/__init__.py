@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family, fields
-from mlxcel.family.mixers import QK_NORMS, Attention, LatentAttention
+from mlxcel.family.attention import QK_NORMS, Attention, LatentAttention
 from mlxcel.family.shapes import (
     PRE_NORMS,
     TensorShape,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family, fields
+from mlxcel.family.attention import LatentAttention
 from mlxcel.family.caches import CacheGroup, KVCacheKind
-from mlxcel.family.mixers import LatentAttention
 from mlxcel.family.shapes import TensorShape, block, decoder, deepseek_feed_forward, linear, norm
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family, fields
-from mlxcel.family.mixers import Attention
+from mlxcel.family.attention import Attention
 from mlxcel.family.shapes import TensorShape, block, decoder, gated_mlp
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family
+from mlxcel.family.attention import Attention
 from mlxcel.family.fields import count, flag, per_layer
-from mlxcel.family.mixers import Attention, Mamba1
+from mlxcel.family.recurrence import Mamba1
 from mlxcel.family.shapes import TensorShape, block, decoder, gated_experts, gated_mlp, linear
 
 if TYPE_CHECKING:

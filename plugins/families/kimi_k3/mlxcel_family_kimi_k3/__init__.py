@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from mlxcel.family import Family, Part, Place, fields
-from mlxcel.family.mixers import QUERY_HEADS, LatentAttention
+from mlxcel.family.attention import QUERY_HEADS, LatentAttention
 from mlxcel.family.shapes import (
     TensorShape,
     block,

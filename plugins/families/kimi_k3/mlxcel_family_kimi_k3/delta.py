@@ -9,7 +9,7 @@ import attrs
 
 from mlxcel.family import fields
 from mlxcel.family.caches import StateCacheKind
-from mlxcel.family.mixers import FLOAT32_BYTES
+from mlxcel.family.recurrence import FLOAT32_BYTES
 from mlxcel.family.shapes import TensorShape, convolution, linear, norm, vector
 from mlxcel.tensor.shard import column, row
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family
+from mlxcel.family.attention import Attention
 from mlxcel.family.fields import count, flag
-from mlxcel.family.mixers import Attention
 from mlxcel.family.shapes import TensorShape, block, decoder, gated_experts, gated_mlp, linear
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family, Part, Place, fields
-from mlxcel.family.mixers import Attention, Mamba2
+from mlxcel.family.attention import Attention
+from mlxcel.family.recurrence import Mamba2
 from mlxcel.family.shapes import (
     TensorShape,
     corrected_router,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family, fields
-from mlxcel.family.mixers import QK_NORMS, Attention, GatedDelta
+from mlxcel.family.attention import QK_NORMS, Attention
+from mlxcel.family.recurrence import GatedDelta
 from mlxcel.family.shapes import TensorShape, block, decoder, gated_mlp, linear_moe
 
 if TYPE_CHECKING:
