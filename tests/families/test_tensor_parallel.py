@@ -27,46 +27,12 @@ from mlxcel.testing.split import (
     one_stage,
 )
 from mlxcel.testing.thread_collectives import ThreadCollectives
+from mlxcel.testing.tiny import models
 
 Tiny = Callable[..., Path]
 FamilyOf = Callable[[Path], Family]
 
-NAMES = (
-    "deepseek_v3",
-    "deepseek_v3_noq",
-    "ernie4_5",
-    "ernie4_5_moe",
-    "gemma3",
-    "gemma4",
-    "gemma4_moe",
-    "gemma4_text",
-    "gemma4_vlm",
-    "glm4",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "glm_moe_dsa",
-    "gpt_oss",
-    "gpt_oss_plain",
-    "hunyuan_v1_dense",
-    "jamba",
-    "kimi_k3",
-    "kimi_k3_plain",
-    "llama",
-    "llama4",
-    "llama_tied",
-    "mistral",
-    "mixtral",
-    "nemotron_h",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_5",
-    "qwen3_5_moe",
-    "qwen3_5_moe_vlm",
-    "qwen3_5_vlm",
-    "qwen3_moe",
-    "qwen3_next",
-)
+NAMES = models()
 TOLERANCE = 1e-3
 """Of logits that go up to about ten."""
 

@@ -76,6 +76,26 @@ def names() -> tuple[str, ...]:
     return tuple(RECIPES)
 
 
+ONLY_FILES = frozenset(
+    {
+        "deepseek_v3_mtp",
+        "deepseek_v3_mtp_counted",
+        "gemma3_text",
+        "jamba_dense",
+        "llama4_vlm",
+        "llama_sliding",
+        "llama_tied_head",
+        "llama_untied_headless",
+    }
+)
+"""Checkpoints that differ from another one in what is stored, or leave out a part of it."""
+
+
+def models() -> tuple[str, ...]:
+    """The names of checkpoints whose models differ, sorted."""
+    return tuple(sorted(set(names()) - ONLY_FILES))
+
+
 def build(
     name: str,
     out: Path,
