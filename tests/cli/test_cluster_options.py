@@ -263,6 +263,7 @@ def test_a_static_dry_run_needs_no_secret(options: Options) -> None:
         # ranks
         (f"{AUTO} --tp-size 2", "lists 2 of the 4 peers that --pp-auto 2 --tp-size 2 needs"),
         (f"{AUTO} --tp-size 0", "--tp-size 0 is out of range"),
+        ("--pp-auto 1 --tp-size 0", "--tp-size 0 is out of range"),
         (f"{AUTO} --tp-moe-mode within_expert", "--tp-moe-mode has no effect"),
         (f"{AUTO} --tp-timeout 9", "--tp-timeout has no effect"),
         (f"{AUTO} --tp-workers process", "--tp-workers does not go with --pp-auto: every rank"),

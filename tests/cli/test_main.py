@@ -41,6 +41,12 @@ def raiser(error: BaseException) -> Any:
     return command
 
 
+def test_ctrl_c_while_the_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first second, in which subcommands are imported, ends as quietly as the rest."""
+    monkeypatch.setattr(main, "build_parser", lambda: raiser(KeyboardInterrupt())(None))
+    assert main.run(["plugins"]) == main.INTERRUPTED
+
+
 @pytest.mark.parametrize(
     "argv",
     [

@@ -124,6 +124,29 @@ def test_a_peer_may_start_later(scripted_peers: Any, coordinator: Coordinator) -
     assert [peer.role for peer in found] == ["peer"]
 
 
+def test_whoever_is_there_is_pinged_while_others_are_waited_for(
+    scripted_peers: Any, coordinator: Coordinator
+) -> None:
+    """A peer need not be given up by its own grace because another one starts much later."""
+    early, late = scripted_peers(2)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = Address("127.0.0.1", closed.getsockname()[1])
+    answer = early.answer
+    pings: list[int] = []
+
+    def count(peer: Any, message: ToPeer) -> ToCoordinator | None:
+        if isinstance(message, Ping):
+            pings.append(message.number)
+            if len(pings) == 2:
+                late.call(late.gate.listen(address))
+        answered: ToCoordinator | None = answer(peer, message)
+        return answered
+
+    early.answer = count
+    coordinator.connect(named(early.address, address), WAIT, patience=WAIT)
+    assert pings[:2] == [0, 0]
+
+
 def test_nobody_is_waited_for_in_vain(scripted_peers: Any, coordinator: Coordinator) -> None:
     """A peer that can never be had ends the waiting for those that may still come."""
     [other] = scripted_peers(1)

@@ -80,6 +80,7 @@ def cluster_options(
 
 
 def _check_bounds(args: argparse.Namespace) -> None:
+    tensor_options(args)  # of how many ranks there are depends how few stages there may be
     n, wait, grace = args.pp_auto, args.cluster_discovery_timeout, args.cluster_heartbeat_grace
     port, seconds = args.cluster_discovery_port, "seconds, up to a million"
     check_bounds(

@@ -49,10 +49,10 @@ def build_parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (default: the process's) and return the exit code."""
     _settle_streams()
-    args = build_parser().parse_args(argv)
-    command: Callable[[argparse.Namespace], int]
-    command = importlib.import_module(SUBCOMMANDS[args.command]).run
     try:
+        args = build_parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int]
+        command = importlib.import_module(SUBCOMMANDS[args.command]).run
         code = command(args)
         sys.stdout.flush()
     except MlxcelError as error:

@@ -202,14 +202,25 @@ class Coordinator:
         patience: float,
         on_waiting: Callable[[Address], None],
     ) -> None:
-        sessions = await muster(
-            peers,
-            lambda address: self._dialled(address, self._introduction, timeout),
-            patience=patience,
-            on_waiting=on_waiting,
-        )
+        channels: dict[Session, ControlChannel] = {}
+        complete = asyncio.Event()
+
+        async def dialled(address: Address) -> Session:
+            session = await self._dialled(address, self._introduction, timeout)
+            channels[session] = channel = ControlChannel(session)
+            self._start(self._keep(channel, complete))
+            return session
+
+        try:
+            sessions = await muster(peers, dialled, patience=patience, on_waiting=on_waiting)
+        except BaseException:
+            for channel in channels.values():
+                channel.close()
+            raise
+        finally:
+            complete.set()
         self.members = tuple(
-            Member(name, address, ControlChannel(session))
+            Member(name, address, channels[session])
             for (name, address), session in zip(peers, sessions, strict=True)
         )
         self._detector = FailureDetector(len(peers), self._grace, time.monotonic())
@@ -222,6 +233,17 @@ class Coordinator:
         self, address: Address, introduction: Introduction, timeout: float
     ) -> Session:
         return await self._dial(address, self._secret, introduction, timeout)
+
+    async def _keep(self, channel: ControlChannel, complete: asyncio.Event) -> None:
+        """Ping a peer that is there until all others are, so that it does not give up waiting.
+
+        What it answers is read when it is a member.
+        """
+        with contextlib.suppress(MlxcelError):
+            while not complete.is_set():
+                await channel.send(Ping(0), SEND_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(complete.wait(), ping_seconds(self._grace))
 
     async def _ask(self, offers: Sequence[Offer], patience: float) -> dict[str, float]:
         addresses = [str(member.address) for member in self.members]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 def worker_command(control: int, without: Sequence[str] = ()) -> list[str]:
@@ -16,6 +17,20 @@ def worker_command(control: int, without: Sequence[str] = ()) -> list[str]:
     """
     # -P: nothing is imported from the folder that we happen to be in.
     return [sys.executable, "-P", "-m", "mlxcel.stage.child", str(control), *without]
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Within this, SIGINT waits, for ever in the processes that this thread starts.
+
+    Ctrl-C reaches a terminal's whole process group, so also a worker that is still importing what
+    it would ignore it with.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def how_it_ended(code: int) -> str:

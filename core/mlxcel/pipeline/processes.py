@@ -32,7 +32,7 @@ from mlxcel.pipeline.control import (
     send_socket,
 )
 from mlxcel.pipeline.grid import LOOPBACK, Given, free_ports, wire
-from mlxcel.pipeline.launch import how_it_ended, worker_command
+from mlxcel.pipeline.launch import how_it_ended, interrupts_held, worker_command
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import StageStatus
 from mlxcel.pipeline.report import Ended, Failed, Hello, Software
@@ -152,7 +152,7 @@ class ProcessPipeline(WorkerPipeline):
 
     def _spawn(self, spec: StageSpec) -> Worker:
         here, there = socket.socketpair()
-        with there:
+        with there, interrupts_held():
             process = subprocess.Popen(
                 worker_command(there.fileno(), self._without),
                 pass_fds=[there.fileno()],
