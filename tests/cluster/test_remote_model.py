@@ -147,7 +147,8 @@ def test_a_cache_budget_is_kept_free(tiny: Tiny, plugins: Plugins) -> None:
         wishes,
         probe=True,
     )
-    assert kv_budgets(model, peers(plugins, 1, 2), 1 << 30) == [1 << 30, 1 << 30]
+    found = peers(plugins, 1, 2)
+    assert kv_budgets(model, found, topology(None, None), 1 << 30) == [1 << 30, 1 << 30]
 
 
 def test_by_hand_only_what_is_declared_counts(tiny: Tiny, plugins: Plugins) -> None:
@@ -227,7 +228,23 @@ def test_caches_get_what_is_left(tiny: Tiny, plugins: Plugins) -> None:
     found = peers(plugins, PLENTY, 0)
     model = plan_remotely(tiny("llama"), plugins, topology(None, None), found, Wishes(), probe=True)
     weights = model.plan.stages[0].estimated_memory_bytes
-    assert kv_budgets(model, found) == [PLENTY - weights - RESERVE_BYTES, None]
+    assert kv_budgets(model, found, topology(None, None)) == [
+        PLENTY - weights - RESERVE_BYTES,
+        None,
+    ]
+
+
+def test_caches_keep_to_what_a_file_allows(tiny: Tiny, plugins: Plugins) -> None:
+    """A node's ``memory_bytes`` bounds its caches too, and what is free still bounds both."""
+    allowed = topology(None, None, None, memory=(PLENTY // 2, PLENTY, PLENTY // 4))
+    found = peers(plugins, PLENTY, PLENTY // 2, 0)
+    model = plan_remotely(tiny("llama"), plugins, allowed, found, Wishes(), probe=False)
+    weights = [stage.estimated_memory_bytes + RESERVE_BYTES for stage in model.plan.stages]
+    assert kv_budgets(model, found, allowed) == [
+        PLENTY // 2 - weights[0],
+        PLENTY // 2 - weights[1],
+        PLENTY // 4 - weights[2],
+    ]
 
 
 def test_offers(tiny: Tiny, plugins: Plugins) -> None:
@@ -302,8 +319,10 @@ def test_a_rank_needs_its_share_of_a_stage(tiny: Tiny, plugins: Plugins) -> None
     model = plan_remotely(path, plugins, mesh(2, 2), found, Wishes(), probe=True)
     ours = make_offers(model, mesh(2, 2), found[0], credits=1, timeout=1.0)
     assert ours[0].bytes < 0.75 * whole.plan.stages[0].estimated_memory_bytes
-    assert kv_budgets(model, found) == [PLENTY - offer.bytes - RESERVE_BYTES for offer in ours]
-    assert kv_budgets(model, found, 5) == [5, 5, 5, 5]
+    assert kv_budgets(model, found, mesh(2, 2)) == [
+        PLENTY - offer.bytes - RESERVE_BYTES for offer in ours
+    ]
+    assert kv_budgets(model, found, mesh(2, 2), 5) == [5, 5, 5, 5]
 
 
 def test_the_poorest_rank_limits_its_stage(tiny: Tiny, plugins: Plugins) -> None:

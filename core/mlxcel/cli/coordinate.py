@@ -109,7 +109,7 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
                 model,
                 partial(_run, topology.stages, run),
                 settings,
-                kv_budgets(model, peers, kv_budget(args)),
+                kv_budgets(model, peers, topology, kv_budget(args)),
                 places=[stage.device_id for stage in model.plan.stages],
                 warm_up=not args.no_warmup,
                 on_ready=phases.show,

@@ -70,13 +70,20 @@ def with_reserve(limits: MemoryLimits, more: int) -> MemoryLimits:
 
 
 def kv_budgets(
-    model: Model, peers: Sequence[Introduction], given: int | None = None
+    model: Model, peers: Sequence[Introduction], topology: Topology, given: int | None = None
 ) -> list[int | None]:
-    """The cache bytes of each peer: as ``given``, or what it has left after the weights."""
+    """The cache bytes of each peer: as ``given``, or what it has left after the weights.
+
+    It has what it reports as free, and no more than a hand-written ``topology`` lets it use.
+    """
     if given is not None:
         return [given] * len(peers)
     workers = [stage for stage in model.plan.stages for _ in range(model.tensor.size)]
+    memories = [
+        min((size for size in (free, node.memory_bytes) if size), default=0)
+        for free, node in zip(free_memory(peers), topology.stages, strict=True)
+    ]
     return [
         max(0, memory - stage.estimated_memory_bytes - RESERVE_BYTES) if memory else None
-        for memory, stage in zip(free_memory(peers), workers, strict=True)
+        for memory, stage in zip(memories, workers, strict=True)
     ]

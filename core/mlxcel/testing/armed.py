@@ -99,6 +99,8 @@ class ArmedPipeline(ProcessPipeline):
 
 def main(argv: list[str]) -> int:
     """Take jobs until the inlet closes; returns the exit code."""
+    import mlx.core as mx
+
     from mlxcel.stage.child import discover, hello
     from mlxcel.stage.serve import serve
 
@@ -112,6 +114,8 @@ def main(argv: list[str]) -> int:
                     send_control(owner, message)
 
             say(hello(plugins))
+            # The job before has dropped all streams of this thread, its default one among them.
+            mx.set_default_stream(mx.new_stream(mx.default_device()))
             serve(*_work(owner), plugins, say)
     return 0
 
