@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlxcel.transport.spin import SPIN_SECONDS, spin_for
+from mlxcel.transport.spin import RANK_SPIN_SECONDS, SPIN_SECONDS, spin_for
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ def test_nobody_spins_where_a_stage_would_miss_the_core(
 @pytest.mark.parametrize(("ranks", "cores", "spins"), [(2, 2, True), (4, 4, True), (4, 2, False)])
 def test_ranks_spin_where_each_has_a_core(ranks: int, cores: int, spins: bool) -> None:
     """Ranks wait for each other in every layer: what polls has nothing to compute."""
-    assert spin_for(ranks, cores, "tp_collective") == (SPIN_SECONDS if spins else 0.0)
+    assert spin_for(ranks, cores, "tp_collective") == (RANK_SPIN_SECONDS if spins else 0.0)

@@ -9,6 +9,9 @@ from mlxcel.transport.contract import TrafficClass
 SPIN_SECONDS = 100e-6
 """Two wake-ups of a sleeping thread: enough to poll through a round trip of 64 KiB."""
 
+RANK_SPIN_SECONDS = 1e-3
+"""Ranks come to the end of a layer's half some hundred microseconds apart."""
+
 
 def spin_for(
     workers: int, cores: int | None = None, traffic: TrafficClass = "pp_activation"
@@ -25,5 +28,6 @@ def spin_for(
     """
     if cores is None:
         cores = os.cpu_count() or 1
-    needed = workers if traffic == "tp_collective" else max(2, workers) + 1
-    return SPIN_SECONDS if cores >= needed else 0.0
+    if traffic == "tp_collective":
+        return RANK_SPIN_SECONDS if cores >= workers else 0.0
+    return SPIN_SECONDS if cores > max(2, workers) else 0.0
