@@ -99,6 +99,17 @@ def test_commands_refuse_before_anything_loads(
     assert "activations" not in err
 
 
+def test_an_absent_backend_starts_no_worker(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What MLX was built without is refused by name before there is a process."""
+    monkeypatch.setattr("mlxcel.engine.local.ProcessPipeline", None)
+    flags = ["--tp-size", "2", "--pp-workers", "process", "--tp-workers", "process"]
+    command = ["generate", "-m", str(tiny("llama")), "-p", "x", *flags, "--blas", "wheel"]
+    assert run([*command, "--tp-collectives", "nccl"]) == 2
+    assert "--tp-collectives nccl: MLX has no such backend here." in capsys.readouterr().err
+
+
 def test_rank_processes_make_the_same_tokens(
     tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

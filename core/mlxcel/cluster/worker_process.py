@@ -21,7 +21,7 @@ from mlxcel.pipeline.control import (
     send_control,
     send_socket,
 )
-from mlxcel.pipeline.launch import how_it_ended, worker_command
+from mlxcel.pipeline.launch import how_it_ended, interrupts_held, worker_command
 from mlxcel.pipeline.report import Beat, Ended, Failed, Hello, Loaded, Loading
 
 FromStage = Loading | Loaded | Failed | Ended | Beat
@@ -79,7 +79,7 @@ class WorkerProcess:
             on_end: Called once when the process has ended, whoever ended it.
         """
         here, there = socket.socketpair()
-        with there:
+        with there, interrupts_held():
             process = await asyncio.create_subprocess_exec(
                 *worker_command(there.fileno(), without),
                 pass_fds=[there.fileno()],

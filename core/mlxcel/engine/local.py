@@ -85,9 +85,14 @@ def running(
             processes have no other way.
         rank_timeout: Seconds that a rank which is a process may wait for the others of its stage.
         collectives: How such ranks reach each other, as ``--tp-collectives`` says.
+
+    Raises:
+        UsageError: MLX has no such backend here.
     """
     pipeline: WorkerPipeline
     if workers == "process":
+        if collectives != "transport":
+            _check_backend(collectives)
         pipeline = ProcessPipeline(
             model.worker_specs,
             credits=credits,
@@ -122,6 +127,13 @@ def kv_budgets(model: Model, given: int | None = None) -> list[int | None]:
         weights = sum(stages[spec.index].estimated_memory_bytes for spec in workers)
         given = max(0, memory - weights - RESERVE_BYTES) // len(workers)
     return [given] * len(workers)
+
+
+def _check_backend(collectives: str) -> None:
+    """Before anything starts; each worker would find out by itself."""
+    from mlxcel.tensor.distributed import check_backend
+
+    check_backend(collectives)
 
 
 def _wired(link: Link) -> Link:
