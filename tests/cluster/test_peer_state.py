@@ -139,6 +139,16 @@ def test_a_rank_waits_for_all_its_links(peer: Driven) -> None:
     assert (said.message.report.stage, said.message.report.rank) == (1, 1)
 
 
+def test_a_rank_whose_links_others_make_still_says_that_it_is_activated(peer: Driven) -> None:
+    """All of them may be there before the TOML is written; the coordinator waits for both."""
+    corner = attrs.evolve(OFFER, stage=2, node="s2-r1", rank=1, tensor=TensorParallel(2), dials={})
+    peer.to("committed", corner)
+    assert acts(peer.receive(Activate("s", ()), 0.0)) == [Start(corner)]
+    for link in corner.links:
+        assert acts(peer.linked(link.name)) == []
+    assert acts(peer.written(corner, None)) == [Send(Activated("s")), Run(corner, FOLDER)]
+
+
 def test_a_link_has_its_class_of_traffic(peer: Driven) -> None:
     """Collectives and hidden states cannot get into each other's connections."""
     peer.to("starting", RANK)

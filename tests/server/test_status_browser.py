@@ -131,9 +131,10 @@ async def test_everything_can_be_read(served: Served, browse: Browse, scheme: An
         await page.press("Enter")
         await page.until(SHOWN)
         for phase in ("loading", "ready", "draining", "failed"):
-            client.backend.phase = phase
+            before = await page.evaluate(STATE)
             client.backend.error = WorkerDied(1, 7, "by SIGKILL") if phase == "failed" else None
-            await page.until(f"{STATE} !== {(await page.evaluate(STATE))!r}")
+            client.backend.phase = phase
+            await page.until(f"{STATE} !== {before!r}")
             seen.append(await page.evaluate(CONTRASTS))
         client.backend.phase, client.backend.error = "ready", None
         for texts in seen:

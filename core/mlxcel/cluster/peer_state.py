@@ -133,6 +133,7 @@ class PeerState:
     _heard: float = attrs.field(default=0.0, init=False)
     _deadline: float | None = attrs.field(default=None, init=False)
     _links: set[str] = attrs.field(factory=set, init=False)
+    _written: bool = attrs.field(default=False, init=False)
     _goodbye: bool = attrs.field(default=False, init=False)
 
     # Who comes in.
@@ -237,6 +238,7 @@ class PeerState:
         if problem is not None:
             refusal = Refused(offer.session, "config", problem)
             return [Send(refusal), *self._abandon(problem)]
+        self._written = True
         return [Send(Activated(offer.session)), *self._proceed()]
 
     def lost(self, why: str) -> list[Effect]:
@@ -311,8 +313,11 @@ class PeerState:
         return {link.name for link in links} - self._links
 
     def _proceed(self) -> list[Effect]:
-        """The stage runs when all its links are made."""
-        if self.state != "starting" or self._missing() or self.offer is None:
+        """The stage runs when the TOML is written and all its links are made.
+
+        Where others make all of them, they may be there first.
+        """
+        if self.state != "starting" or not self._written or self._missing() or self.offer is None:
             return []
         assert self._folder is not None, "judged() has set it"
         self.state, self._deadline = "active", None
@@ -324,6 +329,7 @@ class PeerState:
         offer, started = self.offer, self.state in ("starting", "active")
         self.state, self.offer, self._folder = "connected", None, None
         self._deadline, self._goodbye = None, False
+        self._written = False
         self._links.clear()
         if offer is None:
             return []
