@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -29,6 +30,10 @@ HEADER = 8
 TAG = 16
 CHUNK = 256 << 10
 """The plaintext bytes of every chunk of a frame but its last."""
+
+AT_ONCE = 2
+"""How many chunks are sealed before they are sent: an end's cipher and the other end's kernel then
+take turns instead of waiting for each other. More no longer fit a core's cache."""
 
 MAX_CHUNKS = 1 << 63
 """How many chunks one key may seal; a nonce is never used twice."""
@@ -48,13 +53,13 @@ class Sealer:
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
-        self._out = memoryview(bytearray(HEADER + CHUNK + TAG))
+        self._out = memoryview(bytearray(AT_ONCE * (CHUNK + TAG)))
         self.sequence = 0
 
     def seal(self, pieces: Sequence[Buffer]) -> Iterable[memoryview]:
-        """The bytes of one frame, chunk by chunk; each is valid until the next is asked for.
+        """The bytes of one frame in parts; each is valid until the next is asked for.
 
-        Large pieces are encrypted where they are; only what shares a chunk is joined. All must
+        The first part is one chunk, so that the reader can begin. Large pieces are encrypted where they are; only what shares a chunk is joined. All must
         be asked for, or the reader cannot open what follows.
 
         Raises:
@@ -67,20 +72,23 @@ class Sealer:
         self._out[:HEADER] = header
         if length > CHUNK:
             return self._seal_chunks(header, pieces)
-        return (self._out[: self._seal(header, b"".join(pieces))],)
+        return (self._out[: self._seal(header, b"".join(pieces), HEADER)],)
 
     def _seal_chunks(self, header: bytes, pieces: Sequence[Buffer]) -> Iterator[memoryview]:
-        begin = 0  # the header goes before the first chunk
-        for plain in split([flat(piece) for piece in pieces]):
-            yield self._out[begin : self._seal(header, plain)]
-            begin = HEADER
+        chunks = split([flat(piece) for piece in pieces])
+        yield self._out[: self._seal(header, next(chunks), HEADER)]
+        while some := tuple(islice(chunks, AT_ONCE)):
+            end = 0
+            for plain in some:
+                end = self._seal(header, plain, end)
+            yield self._out[:end]
 
-    def _seal(self, header: bytes, plain: Buffer) -> int:
-        """Encrypt one chunk to behind the place of the header; returns where it ends."""
-        end = HEADER + len(plain) + TAG
+    def _seal(self, header: bytes, plain: Buffer, start: int) -> int:
+        """Encrypt one chunk to ``start``; returns where it ends."""
+        end = start + len(plain) + TAG
         nonce = _nonce(self.sequence)
         self.sequence += 1  # before anything can fail: no nonce is used twice
-        self._cipher.encrypt_into(nonce, plain, header, self._out[HEADER:end])
+        self._cipher.encrypt_into(nonce, plain, header, self._out[start:end])
         return end
 
     def frame(self, pieces: Sequence[Buffer]) -> bytes:
