@@ -79,7 +79,9 @@ class Direction:
 
     def seal(self, plain: bytes) -> bytes:
         length = struct.pack("<Q", len(plain))
-        chunks = [plain[i : i + CHUNK] for i in range(0, len(plain), CHUNK)] or [b""]
+        first = first_chunk(len(plain))
+        chunks = [plain[:first]]
+        chunks += [plain[i : i + CHUNK] for i in range(first, len(plain), CHUNK)]
         return length + b"".join(
             AESGCM(self.key).encrypt(self.nonce(), chunk, length) for chunk in chunks
         )
@@ -87,13 +89,19 @@ class Direction:
     def open(self, frame: bytes) -> bytes:
         length, rest, plain = frame[:8], frame[8:], b""
         (left,) = struct.unpack("<Q", length)
+        size = first_chunk(left) + 16
         while True:
-            size = min(left, CHUNK) + 16
             plain += AESGCM(self.key).decrypt(self.nonce(), rest[:size], length)
             rest, left = rest[size:], left - size + 16
             if not left:
                 assert rest == b""
                 return plain
+            size = CHUNK + 16
+
+
+def first_chunk(length: int) -> int:
+    """What is left when all other chunks are whole."""
+    return length % CHUNK if length % CHUNK or not length else CHUNK
 
 
 @attrs.define

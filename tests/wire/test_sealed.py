@@ -46,9 +46,17 @@ def test_pieces_may_cross_chunks_and_large_ones_are_not_copied() -> None:
     """A chunk within one piece is a view of it."""
     large = memoryview(bytes(3 * CHUNK))
     chunks = list(split([memoryview(b"head"), large, memoryview(b"tail")]))
-    assert [len(chunk) for chunk in chunks] == [CHUNK, CHUNK, CHUNK, 8]
+    assert [len(chunk) for chunk in chunks] == [8, CHUNK, CHUNK, CHUNK]
     assert chunks[1].obj is large.obj  # type: ignore[union-attr]
     assert b"".join(chunks) == b"head" + large + b"tail"
+
+
+def test_what_stands_before_a_tensor_is_a_chunk_by_itself() -> None:
+    """So that a tensor of some power of two is never copied to be joined with it."""
+    tensor = memoryview(bytes(4 * CHUNK))
+    head, *chunks = split([memoryview(b"he"), memoryview(b"ad"), tensor])
+    assert head == b"head"
+    assert all(chunk.obj is tensor.obj for chunk in chunks)  # type: ignore[union-attr]
 
 
 def test_equal_frames_look_different() -> None:

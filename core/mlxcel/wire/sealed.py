@@ -3,9 +3,12 @@
 All numbers are little-endian::
 
     u64  length   of the frame's plaintext
-    then for every chunk of it, at most 256 KiB, at least one chunk even if it is empty:
+    then for every chunk of it, at least one even if it is empty:
     ...  the chunk, encrypted
     16   its tag
+
+All chunks have 256 KiB but the first, which has what that leaves: where a tensor of some power of
+two follows its header, the header is a chunk of its own, and no chunk is joined of two.
 
 The nonce of a chunk is the number of chunks sealed before it with the same key, which does not
 travel; the length stands in the clear and is authenticated with every chunk. So a chunk that is
@@ -29,7 +32,7 @@ from mlxcel.wire.tensor import Buffer, flat
 HEADER = 8
 TAG = 16
 CHUNK = 256 << 10
-"""The plaintext bytes of every chunk of a frame but its last."""
+"""The plaintext bytes of every chunk of a frame but its first."""
 
 AT_ONCE = 2
 """How many chunks are sealed before they are sent: an end's cipher and the other end's kernel then
@@ -53,13 +56,13 @@ class Sealer:
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
-        self._out = memoryview(bytearray(AT_ONCE * (CHUNK + TAG)))
+        self._out = memoryview(bytearray(HEADER + AT_ONCE * (CHUNK + TAG)))
         self.sequence = 0
 
     def seal(self, pieces: Sequence[Buffer]) -> Iterable[memoryview]:
         """The bytes of one frame in parts; each is valid until the next is asked for.
 
-        The first part is one chunk, so that the reader can begin. Large pieces are encrypted where they are; only what shares a chunk is joined. All must
+        Large pieces are encrypted where they are; only what shares a chunk is joined. All must
         be asked for, or the reader cannot open what follows.
 
         Raises:
@@ -76,12 +79,12 @@ class Sealer:
 
     def _seal_chunks(self, header: bytes, pieces: Sequence[Buffer]) -> Iterator[memoryview]:
         chunks = split([flat(piece) for piece in pieces])
-        yield self._out[: self._seal(header, next(chunks), HEADER)]
+        end = HEADER  # before the first chunk
         while some := tuple(islice(chunks, AT_ONCE)):
-            end = 0
             for plain in some:
                 end = self._seal(header, plain, end)
             yield self._out[:end]
+            end = 0
 
     def _seal(self, header: bytes, plain: Buffer, start: int) -> int:
         """Encrypt one chunk to ``start``; returns where it ends."""
@@ -132,12 +135,11 @@ class Opener:
         if len(view) != sealed_size(length):
             raise WireError(f"a sealed frame of {len(view)} bytes for a text of {length}")
         plain = memoryview(bytearray(length))
-        start = 0
-        for offset in range(0, max(length, 1), CHUNK):
-            part = plain[offset : offset + CHUNK]
-            stop = start + len(part) + TAG
-            self.open_into(header, view[start:stop], part)
-            start = stop
+        start = offset = 0
+        for size in chunk_sizes(length):
+            stop = start + size + TAG
+            self.open_into(header, view[start:stop], plain[offset : offset + size])
+            start, offset = stop, offset + size
         return plain
 
 
@@ -158,31 +160,28 @@ def sealed_size(length: int) -> int:
     return length + TAG * max(1, -(-length // CHUNK))
 
 
+def chunk_sizes(length: int) -> Iterator[int]:
+    """The plaintext bytes of each chunk of a frame of ``length`` bytes."""
+    yield length % CHUNK or min(length, CHUNK)
+    for _ in range(-(-length // CHUNK) - 1):
+        yield CHUNK
+
+
 def split(views: Sequence[memoryview]) -> Iterator[Buffer]:
-    """The bytes of ``views``, one after the other, in chunks of :data:`CHUNK`.
+    """The bytes of ``views``, one after the other, in chunks of :func:`chunk_sizes`.
 
-    A chunk that lies within one view is a view of it; others are joined. Without any bytes
-    there is one empty chunk.
+    A chunk that lies within one view is a view of it; others are joined.
     """
-    pending: list[memoryview] = []
-    size = 0
-    empty = True
-    for view in views:
-        while len(view):
-            empty = False
-            part = view[: CHUNK - size]
-            view = view[len(part) :]
-            pending.append(part)
-            size += len(part)
-            if size == CHUNK:
-                yield _joined(pending)
-                pending, size = [], 0
-    if pending or empty:
-        yield _joined(pending)
-
-
-def _joined(parts: list[memoryview]) -> Buffer:
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    rest = iter(views)
+    view = memoryview(b"")
+    for size in chunk_sizes(sum(map(len, views))):
+        parts = []
+        while size:
+            view = view or next(rest)
+            part, view = view[:size], view[size:]
+            parts.append(part)
+            size -= len(part)
+        yield parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _nonce(sequence: int) -> bytes:

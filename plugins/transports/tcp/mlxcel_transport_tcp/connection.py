@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlxcel.errors import MlxcelError
 from mlxcel.transport import Buffer, ByteStream, Keys, TransportOptions, allocate
-from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, frame_length
+from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, chunk_sizes, frame_length
 
 _LARGE = 32 << 10
 """From here on filling a frame with zeros takes longer than having it made elsewhere."""
@@ -73,22 +73,26 @@ class SealedConnection:
     def _frame(self, header: bytes) -> memoryview:
         """The frame that begins with ``header``, which is still in the stream."""
         length = frame_length(header, self._max_frame)
-        size = min(length, CHUNK)
+        sizes = chunk_sizes(length)
+        size = next(sizes)
         sealed = self._stream.need(HEADER + size + TAG)[HEADER:]
         if size == length:
             frame = memoryview(bytearray(length)) if length < _LARGE else allocate(length)
             self._opener.open_into(header, sealed, frame)
             self._stream.skip(HEADER + size + TAG)
             return frame
-        self._opener.open_into(header, sealed, self._first)
+        first = self._first[:size]
+        self._opener.open_into(header, sealed, first)
         self._stream.skip(HEADER + size + TAG)
         # Only now is it sure that the length is the peer's and nobody else's.
         frame = allocate(length)
-        frame[:CHUNK] = self._first
-        for start in range(CHUNK, length, CHUNK):
-            part = frame[start : start + CHUNK]
-            self._opener.open_into(header, self._stream.need(len(part) + TAG), part)
-            self._stream.skip(len(part) + TAG)
+        frame[:size] = first
+        start = size
+        for size in sizes:
+            sealed = self._stream.need(size + TAG)
+            self._opener.open_into(header, sealed, frame[start : start + size])
+            self._stream.skip(size + TAG)
+            start += size
         return frame
 
     def close(self) -> None:
