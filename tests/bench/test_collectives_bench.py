@@ -9,8 +9,8 @@ import pytest
 
 from mlxcel.bench import collectives
 from mlxcel.bench.collectives import RING, Report, Row, Settings, markdown
+from mlxcel.bench.in_turn import Amount, Ratio
 from mlxcel.bench.pairs import Spread
-from mlxcel.bench.transport import Ratio
 from mlxcel.cli.main import run
 
 
@@ -19,7 +19,7 @@ def test_all_subjects_are_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Our ring with and without encryption and MLX's, at each size."""
-    monkeypatch.setattr(collectives, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(collectives, "AMOUNT", Amount(0, 3))
     flags = ["--pairs", "1", "--sizes", "4KiB,1MiB", "--ranks", "3", "--json"]
     assert run(["bench", "collectives", *flags]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from mlxcel.bench import transport
+from mlxcel.bench.in_turn import Amount, Ratio
 from mlxcel.bench.pairs import Spread
-from mlxcel.bench.transport import Ratio, Report, Row, Settings, markdown
+from mlxcel.bench.transport import Report, Row, Settings, markdown
 from mlxcel.cli.main import run
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(transport, "AMOUNT", Amount(0, 3))
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 """``mlxcel bench collectives``: the sum of an array of each of several processes.
 
-All subjects are there at once and measure each size in turn, so that ratios compare what ran
-under the same conditions.
+All subjects are there at once and measure each size in turn.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -16,9 +14,18 @@ import attrs
 import numpy as np
 
 from mlxcel.bench.collectives_role import Role
+from mlxcel.bench.in_turn import (
+    Amount,
+    Ratio,
+    clear,
+    format_size,
+    measure,
+    medians,
+    quotient,
+    ratio_table,
+)
 from mlxcel.bench.pairs import Spread
 from mlxcel.bench.subject import Subject
-from mlxcel.bench.transport import Ratio, clear, format_size
 from mlxcel.pipeline.grid import free_ports
 from mlxcel.pipeline.group import group_peers
 
@@ -28,9 +35,7 @@ SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20)
 RING = "ring of mx.distributed"
 END = "mlxcel.bench.collectives_end"
 LOOPBACK = "127.0.0.1"
-MOST_ROUNDS = 500
-BYTES = 128 << 20
-"""What one measurement adds up, but at least 20 and at most MOST_ROUNDS arrays."""
+AMOUNT = Amount(128 << 20, 500)
 
 
 @attrs.frozen
@@ -64,32 +69,24 @@ class Report:
 
 def run(settings: Settings) -> Report:
     """Measure all subjects."""
-    times: dict[tuple[int, str], list[list[float]]] = {}
     with ExitStack() as stack:
-        subjects = list(_subjects(settings, stack))
-        for size in settings.sizes:
-            rounds = min(MOST_ROUNDS, max(20, BYTES // size))
-            for _ in range(settings.pairs):
-                for subject in subjects:
-                    times.setdefault((size, subject.name), []).append(subject.measure(size, rounds))
-            print(f"{format_size(size)} done", file=sys.stderr)
-    medians = {key: [float(np.median(run)) for run in runs] for key, runs in times.items()}
+        times = measure(list(_subjects(settings, stack)), settings.sizes, settings.pairs, AMOUNT)
+    middle = medians(times)
     rows = [
-        Row(*key, Spread.of(medians[key]), float(np.percentile(np.concatenate(runs), 95)))
+        Row(*key, Spread.of(middle[key]), float(np.percentile(np.concatenate(runs), 95)))
         for key, runs in times.items()
     ]
-    return Report(tuple(rows), tuple(_ratios(settings, medians)))
+    return Report(tuple(rows), tuple(_ratios(settings, middle)))
 
 
 def _ratios(
-    settings: Settings, medians: Mapping[tuple[int, str], Sequence[float]]
+    settings: Settings, middle: Mapping[tuple[int, str], Sequence[float]]
 ) -> Iterator[Ratio]:
     ours = settings.transport
     for size in settings.sizes:
         for other in (RING, clear(ours)):
-            pairs = zip(medians[size, ours], medians[size, other], strict=True)
             bound = "≤ 1.2" if size >= 1 << 20 else "≤ 2" if size == 64 << 10 else ""
-            spread = Spread.of(a / b for a, b in pairs)
+            spread = quotient(middle[size, ours], middle[size, other])
             yield Ratio(size, f"{ours} / {other}, time", spread, bound if other == RING else "")
 
 
@@ -104,14 +101,7 @@ def markdown(report: Report) -> str:
         lines.append(
             f"| {format_size(row.size)} | {row.subject} | {median} µs | {low}-{high} | {p95} µs |"
         )
-    lines += ["", "| array | ratio | median | range | bound |", "|---|---|---|---|---|"]
-    for ratio in report.ratios:
-        spread = ratio.spread
-        lines.append(
-            f"| {format_size(ratio.size)} | {ratio.what} | {spread.median:.2f} "
-            f"| {spread.low:.2f}-{spread.high:.2f} | {ratio.bound} |"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *ratio_table("array", report.ratios)])
 
 
 def _subjects(settings: Settings, stack: ExitStack) -> Iterator[Subject]:

@@ -1,7 +1,6 @@
 """``mlxcel bench transport``: round trips of MLX arrays between two processes.
 
-Each subject is a pair of processes on this machine. All of them measure each payload in turn, so
-that ratios compare what ran under the same conditions.
+Each subject is a pair of processes on this machine; all of them measure each payload in turn.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
@@ -17,6 +15,16 @@ from tempfile import TemporaryDirectory
 import attrs
 import numpy as np
 
+from mlxcel.bench.in_turn import (
+    Amount,
+    Ratio,
+    clear,
+    format_size,
+    measure,
+    medians,
+    quotient,
+    ratio_table,
+)
 from mlxcel.bench.pairs import Spread
 from mlxcel.bench.subject import Subject
 from mlxcel.bench.transport_role import Role
@@ -32,9 +40,7 @@ SIZES = {
 RING = "ring"
 RAW = "raw sockets"
 END = "mlxcel.bench.transport_end"
-MOST_ROUNDS = 1000
-BYTES = 64 << 20
-"""What one measurement sends, but at least 20 and at most MOST_ROUNDS round trips."""
+AMOUNT = Amount(64 << 20, 1000)
 
 
 @attrs.frozen
@@ -64,16 +70,6 @@ class Row:
 
 
 @attrs.frozen
-class Ratio:
-    """How one subject compares with another at one payload; ``bound`` as text, or empty."""
-
-    size: int
-    what: str
-    spread: Spread
-    bound: str
-
-
-@attrs.frozen
 class Report:
     """What a run came to."""
 
@@ -83,29 +79,21 @@ class Report:
 
 def run(settings: Settings) -> Report:
     """Measure all subjects."""
-    times: dict[tuple[int, str], list[list[float]]] = {}
     with ExitStack() as stack:
-        subjects = list(_subjects(settings, stack))
-        for size in settings.sizes:
-            rounds = min(MOST_ROUNDS, max(20, BYTES // size))
-            for _ in range(settings.repeats):
-                for subject in subjects:
-                    times.setdefault((size, subject.name), []).append(subject.measure(size, rounds))
-            print(f"{format_size(size)} done", file=sys.stderr)
+        times = measure(list(_subjects(settings, stack)), settings.sizes, settings.repeats, AMOUNT)
     rows = [
         Row(size, name, *np.percentile(np.concatenate(runs), [50, 95, 99]).tolist())
         for (size, name), runs in times.items()
     ]
-    medians = {key: [float(np.median(run)) for run in runs] for key, runs in times.items()}
-    return Report(tuple(rows), tuple(_ratios(settings, medians)))
+    return Report(tuple(rows), tuple(_ratios(settings, medians(times))))
 
 
 def _ratios(
-    settings: Settings, medians: Mapping[tuple[int, str], Sequence[float]]
+    settings: Settings, middle: Mapping[tuple[int, str], Sequence[float]]
 ) -> Iterator[Ratio]:
     def ratio(size: int, ours: str, other: str, bandwidth: bool) -> Spread:
-        pairs = zip(medians[size, ours], medians[size, other], strict=True)
-        return Spread.of(b / a if bandwidth else a / b for a, b in pairs)
+        over, under = (other, ours) if bandwidth else (ours, other)
+        return quotient(middle[size, over], middle[size, under])
 
     for size in settings.sizes:
         for name in settings.transports:
@@ -119,11 +107,6 @@ def _ratios(
             bound = "≥ 0.4" if size >= 16 << 20 else "≥ 0.3" if size == 1 << 20 else ""
             spread = ratio(size, name, RING, bandwidth=True)
             yield Ratio(size, f"{name} / {RING}, bandwidth", spread, bound)
-
-
-def clear(name: str) -> str:
-    """What the transport ``name`` is called without encryption."""
-    return f"{name}, not encrypted"
 
 
 def markdown(report: Report) -> str:
@@ -140,22 +123,7 @@ def markdown(report: Report) -> str:
             f"| {format_size(row.size)}{purpose} | {row.subject} | {shown} "
             f"| {row.bandwidth / 1e9:.3f} GB/s |"
         )
-    lines += ["", "| payload | ratio | median | range | bound |", "|---|---|---|---|---|"]
-    for ratio in report.ratios:
-        spread = ratio.spread
-        lines.append(
-            f"| {format_size(ratio.size)} | {ratio.what} | {spread.median:.2f} "
-            f"| {spread.low:.2f}-{spread.high:.2f} | {ratio.bound} |"
-        )
-    return "\n".join(lines)
-
-
-def format_size(size: int) -> str:
-    """``size`` bytes in binary units where it is a whole number of them."""
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size % unit == 0:
-            return f"{size // unit} {name}"
-    return f"{size} B"
+    return "\n".join([*lines, "", *ratio_table("payload", report.ratios)])
 
 
 def _subjects(settings: Settings, stack: ExitStack) -> Iterator[Subject]:

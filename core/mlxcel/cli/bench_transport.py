@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mlxcel.cli.bench_ends import add_end_flags, end_bounds, sizes_of, spin_of, transports_of
 from mlxcel.cli.model_flags import check_bounds
-from mlxcel.cli.size import parse_size
-from mlxcel.errors import UsageError
 
 if TYPE_CHECKING:
     from mlxcel.bench.transport import Settings
-
-LARGEST = 1 << 30
-MOST_SPIN = 1e6
 
 
 def add_parser(kinds: Any) -> None:
@@ -31,19 +27,12 @@ def add_parser(kinds: Any) -> None:
         metavar="NAME",
         help="which to measure; may be repeated (all that are installed)",
     )
-    parser.add_argument(
-        "--sizes",
-        metavar="A,B",
-        help="payloads, such as 64KiB,1MiB (1KiB,8KiB,1MiB,16MiB)",
-    )
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each (5)")
-    parser.add_argument(
-        "--spin",
-        type=float,
-        metavar="US",
-        help="microseconds that a receiver polls before it sleeps (100)",
+    add_end_flags(
+        parser,
+        "payloads, such as 64KiB,1MiB (1KiB,8KiB,1MiB,16MiB)",
+        "microseconds that a receiver polls before it sleeps (100)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run_kind=run)
 
 
@@ -61,30 +50,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     from mlxcel.bench.transport import SIZES, Settings
-    from mlxcel.plugins import Plugins
     from mlxcel.transport.spin import SPIN_SECONDS
 
-    spin = SPIN_SECONDS if args.spin is None else args.spin / 1e6
-    sizes = tuple(SIZES)
-    if args.sizes is not None:
-        sizes = tuple(parse_size(text, "--sizes") for text in args.sizes.split(","))
+    sizes = sizes_of(args, SIZES)
     check_bounds(
         [
             ("--repeats", args.repeats, args.repeats >= 1, "1 or more"),
-            ("--spin", args.spin, 0 <= spin <= MOST_SPIN / 1e6, f"0 to {MOST_SPIN:g}"),
-            *(
-                ("--sizes", size, 4 <= size <= LARGEST and size % 4 == 0, "multiples of 4 to 1GiB")
-                for size in sizes
-            ),
+            *end_bounds(args, sizes),
         ]
     )
-    installed = Plugins.discover().names("transport")
-    for name in args.transport:
-        if name not in installed:
-            raise UsageError(
-                f"--transport {name}: there is no such transport.",
-                f"Installed: {', '.join(installed) or 'none'}.",
-            )
-    if not installed:
-        raise UsageError("No transport is installed.", "Install one, or mlxcel[all].")
-    return Settings(tuple(dict.fromkeys(args.transport)) or installed, sizes, args.repeats, spin)
+    spin = spin_of(args, SPIN_SECONDS)
+    return Settings(transports_of(args.transport), sizes, args.repeats, spin)

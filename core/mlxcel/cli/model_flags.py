@@ -47,11 +47,12 @@ def add_type_flags(group: argparse._ActionsContainer) -> None:
     )
 
 
-def check_bounds(bounds: Iterable[tuple[str, object, bool, str]]) -> None:
-    """Refuse values that mean nothing.
+Bound = tuple[str, object, bool, str]
+"""Of a flag its name, its value, whether that fits, and what would."""
 
-    Args:
-        bounds: Of each flag its name, its value, whether that fits, and what would.
+
+def check_bounds(bounds: Iterable[Bound]) -> None:
+    """Refuse values that mean nothing.
 
     Raises:
         UsageError: The first that does not fit.
