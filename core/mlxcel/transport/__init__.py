@@ -8,6 +8,7 @@ from mlxcel.transport.contract import (
     Transport,
     TransportOptions,
 )
+from mlxcel.transport.framed import FramedConnection
 from mlxcel.transport.memory import allocate
 from mlxcel.transport.plain import PlainConnection
 from mlxcel.transport.stream import ByteStream
@@ -18,6 +19,7 @@ __all__ = [
     "Buffer",
     "ByteStream",
     "Connection",
+    "FramedConnection",
     "Keys",
     "PlainConnection",
     "TrafficClass",

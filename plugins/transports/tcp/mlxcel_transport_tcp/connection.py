@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from mlxcel.errors import MlxcelError
-from mlxcel.transport import Buffer, ByteStream, Keys, TransportOptions, allocate
+from mlxcel.transport import Buffer, FramedConnection, Keys, TransportOptions, allocate
 from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Opener, Sealer, chunk_sizes, frame_length
 
 _LARGE = 32 << 10
 """From here on filling a frame with zeros takes longer than having it made elsewhere."""
 
 
-class SealedConnection:
-    """See :class:`mlxcel.transport.Connection`.
+class SealedConnection(FramedConnection):
+    """A :class:`mlxcel.transport.Connection` whose frames are sealed.
 
     A frame of one chunk is one system call at each end. A larger one is encrypted and sent,
     received and decrypted chunk by chunk, so that both ends and the network work at once.
@@ -24,54 +22,15 @@ class SealedConnection:
     def __init__(
         self, sock: socket.socket, keys: Keys, peer: str, options: TransportOptions
     ) -> None:
-        self.peer = peer
-        self._max_frame = options.max_frame
+        super().__init__(sock, peer, options, HEADER, HEADER + CHUNK + TAG)
         self._sealer = Sealer(keys.send)
-        self._sealing = threading.Lock()  # even if two threads send, no nonce is used twice
         self._opener = Opener(keys.receive)
-        self._stream = ByteStream(sock, peer, options, HEADER + CHUNK + TAG)
         self._first = memoryview(bytearray(CHUNK))  # of a frame that has more
 
-    @property
-    def sent(self) -> int:
-        """Bytes sent, headers and tags included."""
-        return self._stream.sent
+    def _make(self, pieces: Sequence[Buffer]) -> Iterable[Buffer]:
+        return self._sealer.seal(pieces)
 
-    @property
-    def received(self) -> int:
-        """Bytes received, headers and tags included."""
-        return self._stream.received
-
-    @property
-    def room(self) -> int:
-        """Bytes that a send takes while the peer takes none."""
-        return self._stream.room
-
-    def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
-        """See :meth:`mlxcel.transport.Connection.send`."""
-        try:
-            with self._sealing:
-                self._stream.send(self._sealer.seal(pieces), timeout)
-        except MlxcelError:
-            self.close()  # the frame is cut off
-            raise
-
-    def receive(self, timeout: float | None) -> memoryview | None:
-        """See :meth:`mlxcel.transport.Connection.receive`."""
-        begun = False
-        try:
-            head = self._stream.need(HEADER, timeout, begins=True)
-            if not head:
-                return None
-            begun = True
-            return self._frame(bytes(head))
-        except MlxcelError:
-            if begun:
-                self.close()
-            raise
-
-    def _frame(self, header: bytes) -> memoryview:
-        """The frame that begins with ``header``, which is still in the stream."""
+    def _read(self, header: bytes) -> memoryview:
         length = frame_length(header, self._max_frame)
         sizes = chunk_sizes(length)
         size = next(sizes)
@@ -94,7 +53,3 @@ class SealedConnection:
             self._stream.skip(size + TAG)
             start += size
         return frame
-
-    def close(self) -> None:
-        """See :meth:`mlxcel.transport.Connection.close`."""
-        self._stream.close()
