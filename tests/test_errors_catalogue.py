@@ -612,6 +612,11 @@ def _(world: World) -> list[str]:
     return without_template(world, "-p", "")
 
 
+@provokes("Prompt <n> has <n> tokens, and the model's context holds <n>")
+def _(world: World) -> list[str]:
+    return without_template(world, "-p", "x" * 512)
+
+
 @provokes("-p - is given twice.")
 def _(world: World) -> list[str]:
     return generate(world.copy(), "-p", "-", "-p", "-")
@@ -814,6 +819,34 @@ def _(world: World) -> list[str]:
     world.site().hooks("slow", SLOW_RANK)
     ranks = ["--pp-workers", "process", "--tp-size", "2", "--tp-workers", "process"]
     return generate(world.copy(), *ranks, "--tp-timeout", "1")
+
+
+CUT_RANK = """
+import socket
+
+from mlxcel.plugins import Plugins
+from mlxcel.stage.executor import FamilyExecutor
+
+
+class Cut(FamilyExecutor):
+    def run(self, step):
+        stream = self.collectives._group._connections[0]._stream
+        stream._sock.shutdown(socket.SHUT_RDWR)
+        return super().run(step)
+
+
+@hookimpl
+def mlxcel_build_executor(spec, collectives):
+    family = Plugins.discover().load("family", spec.family)
+    return Cut(spec, family, collectives) if spec.rank == 1 else None
+"""
+
+
+@provokes("the connection between rank <n> and rank <n> of stage <n> broke: <how>")
+def _(world: World) -> list[str]:
+    world.site().hooks("cut", CUT_RANK)
+    ranks = ["--pp-workers", "process", "--tp-size", "2", "--tp-workers", "process"]
+    return generate(world.copy(), *ranks)
 
 
 @provokes("stage <n> runs with <what> <version>, the others with <version>.")
@@ -1020,6 +1053,11 @@ def _(world: World) -> list[str]:
 def _(world: World) -> list[str]:
     world.monkeypatch.setattr("mlxcel.engine.local._device", lambda: "cpu")
     return generate(world.copy("deepseek_v3", dtype="bfloat16"))
+
+
+@provokes("prompt <n>: <n> tokens at most, not <n>: the model's context holds <n>")
+def _(world: World) -> list[str]:
+    return without_template(world, "-p", "x" * 511)
 
 
 @provokes("mlxcel: warning: --no-plugin names '<name>', which no installed plugin is called")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import attrs
 import mlx.core as mx
@@ -22,6 +24,8 @@ from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 from mlx_lm.models.cache import make_prompt_cache
 
 from mlxcel.checkpoint.json_file import read_json_object
+from mlxcel.checkpoint.quantization import AFFINE_BITS, AFFINE_GROUPS
+from mlxcel.checkpoint.rope import with_single_rope_fields
 
 __all__ = [
     "ToolParser",
@@ -34,9 +38,6 @@ __all__ = [
     "unpack_awq",
 ]
 
-_BITS = (2, 3, 4, 5, 6, 8)
-_GROUP_SIZES = (32, 64, 128)
-
 
 def empty_model(config: Mapping[str, Any]) -> nn.Module:
     """mlx-lm's own model for ``config``, its parameters never evaluated.
@@ -45,12 +46,33 @@ def empty_model(config: Mapping[str, Any]) -> nn.Module:
         config: The content of config.json; it is not changed.
 
     Raises:
-        ValueError: mlx-lm has no such ``model_type``.
+        ValueError: mlx-lm has no such ``model_type``, or its class cannot be told what
+            ``rope_parameters`` says.
         TypeError, KeyError, …: whatever the model's class makes of a field it cannot use.
     """
     own = copy.deepcopy(dict(config))
     model_class, args_class = utils._get_classes(own)
+    if isinstance(text := own.get("text_config"), dict):
+        own["text_config"] = with_single_rope_fields(text, _text_fields(args_class, text))
+    own = with_single_rope_fields(own, _fields(args_class))
     return cast(nn.Module, model_class(args_class.from_dict(own)))
+
+
+def _fields(args_class: type) -> Collection[str] | None:
+    """What ``args_class`` takes; None where it hands a whole config on to another class."""
+    fields = inspect.signature(args_class).parameters
+    return None if "text_config" in fields else fields
+
+
+def _text_fields(args_class: type, text: Mapping[str, Any]) -> Collection[str] | None:
+    """What the class takes that ``args_class`` hands its ``text_config`` to; None if unknown."""
+    hint = get_type_hints(args_class).get("text_config")
+    if named := [option for option in get_args(hint) if is_dataclass(option)]:
+        return _fields(named[0])
+    try:
+        return _fields(utils._get_classes(dict(text))[1])
+    except (KeyError, ValueError):  # it has no model_type, or one that only vision models have
+        return None
 
 
 def infer_quantization(
@@ -69,7 +91,8 @@ def infer_quantization(
     found = dict(utils.infer_quant_config(path, module, dict(weights)))
     bits, group_size = found["bits"], found["group_size"]
     # mlx-lm only divides; what fits no kernel would raise later, without a name.
-    if found["mode"] == "affine" and (bits not in _BITS or group_size not in _GROUP_SIZES):
+    affine = found["mode"] == "affine"
+    if affine and (bits not in AFFINE_BITS or group_size not in AFFINE_GROUPS):
         raise ValueError(f"{bits} bits in groups of {group_size}")
     if f"{path}.global_scale" in weights:
         found["global_scale"] = True

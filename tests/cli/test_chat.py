@@ -133,6 +133,12 @@ def test_refusals_in_words(
         (["--url", "http://x", "--temp", "3"], "--temp 3.0"),
         (["--url", "http://x", "--top-p", "0"], "--top-p 0.0"),
         (["--url", "http://x", "--timeout", "nan"], "--timeout nan"),
+        (["--url", "http://x", "--pp-size", "3"], "--pp-size does not go with --url"),
+        (["--url", "http://x", "--tp-size", "2", "--seed", "1"], "--tp-size does not go"),
+        (["--url", "http://x", "--dtype", "float16"], "--dtype does not go with --url"),
+        (["--url", "http://x", "--no-plugin", "a"], "--no-plugin does not go with --url"),
+        (["-m", "y", "--api-key", "k"], "--api-key does not go with -m"),
+        (["-m", "y", "--served-model-name", "k"], "--served-model-name does not go with -m"),
     ],
 )
 def test_flags_that_cannot_be(

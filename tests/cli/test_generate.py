@@ -240,6 +240,17 @@ def test_what_cannot_be_parsed(generate: Command, flags: list[str]) -> None:
     assert stop.value.code == 2
 
 
+def test_the_context_is_full(generate: Command) -> None:
+    """A prompt gets as many tokens as the context leaves; one that leaves none is refused."""
+    done = generate(*RAW, *prompts("x" * 508))
+    assert [len(tokens) for tokens in done.tokens] == [4]
+    assert done.results[0]["finish_reason"] == "length"
+    assert "prompt 0: 4 tokens at most, not 8: the model's context holds 512" in done.err
+    done = generate(*RAW, *prompts("Hello", "x" * 512))
+    assert done.code == 2
+    assert "Prompt 1 has 512 tokens, and the model's context holds 512" in done.err
+
+
 def test_no_prompt(generate: Command) -> None:
     """Without any prompt there is nothing to do."""
     done = generate("--json")

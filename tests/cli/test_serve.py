@@ -12,14 +12,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 from mlxcel.cli.main import build_parser, run
-from mlxcel.cli.serve import engine_settings, server_options
+from mlxcel.cli.serve import context_notices, engine_settings, server_options
 from mlxcel.engine.limits import Limits
+from mlxcel.engine.local import open_model
+from mlxcel.plugins import Plugins
 
 BIN = Path(sys.executable).parent
 SECONDS = 60.0
@@ -27,14 +30,18 @@ LISTENING = "listening on "
 
 
 @contextmanager
-def server(folder: Path, *flags: str, command: Any = None) -> Iterator[tuple[Any, str]]:
-    """A server process that listens, and its URL."""
+def server(
+    folder: Path, *flags: str, command: Any = None, hang_up: signal.Handlers = signal.SIG_DFL
+) -> Iterator[tuple[Any, str]]:
+    """A server process that listens, and its URL; ``hang_up`` is what it inherits for SIGHUP."""
     command = command or [str(BIN / "mlxcel"), "serve"]
     process = subprocess.Popen(
         [*command, "-m", str(folder), "--port", "0", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGHUP, hang_up),
     )
     assert process.stderr is not None
     try:
@@ -154,6 +161,19 @@ def test_flags_out_of_range(
     assert flags[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("flags", "warned"), [([], 0), (["512"], 0), (["513"], 1)])
+def test_more_than_the_models_context(
+    tiny: Callable[..., Path], plugins: Plugins, flags: list[str], warned: int
+) -> None:
+    """Who allows longer sequences than the model was made for is warned."""
+    folder = tiny("llama")
+    given = [part for size in flags for part in ("--ctx-size", size)]
+    args = build_parser().parse_args(["serve", "-m", str(folder), *given])
+    notices = context_notices(args, open_model(folder, plugins))
+    assert len(notices) == warned
+    assert all("--ctx-size 513 is more than the 512 tokens" in notice for notice in notices)
+
+
 def test_a_port_in_use(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 1, naming port and flag, before anything loads."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -166,18 +186,41 @@ def test_a_port_in_use(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[
     assert "--port" in line
 
 
-def test_a_server_and_sigterm(tiny: Callable[..., Path]) -> None:
-    """It serves, drains on SIGTERM: the running stream ends well, exit 0, stdout stays empty."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_and_sigterm(tiny: Callable[..., Path], number: int) -> None:
+    """It serves, drains on a signal: the running stream ends well, exit 0, stdout stays empty.
+
+    SIGHUP comes from a terminal that is closed, and to the workers too.
+    """
     with server(tiny("llama"), "--pp-size", "2", "--ctx-size", "100000") as (process, url):
         ready(process, url)
         assert get(f"{url}/v1/models")[0] == 200
         with streaming(url, max_tokens=400, logit_bias={"257": -100}) as response:
-            process.send_signal(signal.SIGTERM)
+            send = (
+                process.send_signal if number == signal.SIGTERM else partial(os.killpg, process.pid)
+            )
+            send(number)
             *_, last, done = events(response)
         assert done == "[DONE]"
         assert last["choices"][0]["finish_reason"] == "length"
         out, err = process.communicate(timeout=SECONDS)
         assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_server_under_nohup(tiny: Callable[..., Path]) -> None:
+    """Where SIGHUP was ignored from the start it still is: only the next signal ends the server."""
+    flags = ["--no-warmup", "--pp-workers", "thread"]
+    with server(tiny("llama"), *flags, hang_up=signal.SIG_IGN) as (process, url):
+        ready(process, url)
+        process.send_signal(signal.SIGHUP)
+        assert get(f"{url}/health")[0] == 200
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        [ignored] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
+        assert int(ignored, 16) & 1
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SECONDS)
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

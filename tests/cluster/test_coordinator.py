@@ -26,6 +26,7 @@ from mlxcel.cluster.messages import (
     ToCoordinator,
     ToPeer,
 )
+from mlxcel.cluster.resources import free_memory
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.errors import BringUpError, PeerLost
 from mlxcel.pipeline.report import Loading, Report
@@ -87,6 +88,23 @@ def test_introductions_come_in_the_order_of_the_stages(
     assert [peer.node for peer in found] == [str(peer.address) for peer in peers]
     assert [peer.memory for peer in found] == [0, 7, 0]
     assert [member.node for member in coordinator.members] == ["stage-0", "stage-1", "stage-2"]
+
+
+def test_a_peer_is_known_by_the_address_that_it_was_found_at(
+    scripted_peers: Any, coordinator: Coordinator
+) -> None:
+    """One that listens on all of its addresses cannot say which of them the others use, and is
+    not taken for one machine with all others that cannot."""
+    peers = scripted_peers(2, memory=16 << 30)
+    for peer in peers:
+        peer.introduction = attrs.evolve(peer.introduction, node=f"0.0.0.0:{peer.address.port}")
+    hosts = ("127.0.0.1", "localhost")
+    addresses = [
+        Address(host, peer.address.port) for host, peer in zip(hosts, peers, strict=True)
+    ]
+    found = coordinator.connect(named(*addresses), WAIT)
+    assert [peer.node for peer in found] == list(map(str, addresses))
+    assert free_memory(found) == [16 << 30] * 2
 
 
 def test_all_that_cannot_be_reached_are_named(
@@ -251,6 +269,41 @@ def test_reports_of_this_session_reach_the_listener(
     peers[1].say(Reported("s", Loading(1, 3, 9)))
     heard.wait_for(lambda: bool(heard.reports))
     assert heard.reports == [(1, Loading(1, 3, 9))]
+
+
+def test_a_report_before_any_offer_means_nothing(
+    scripted_peers: Any, coordinator: Coordinator
+) -> None:
+    """A report in no session's name changes nothing, and its peer is still heard."""
+    peers, heard = scripted_peers(2), Heard()
+    connect(coordinator, peers)
+    coordinator.listen(heard)
+    peers[1].say(Reported("", Loading(1, 1, 9)))
+    peers[1].hang_up()
+    heard.wait_for(lambda: bool(heard.losses))
+    assert heard.reports == []
+    assert "closed the connection" in heard.losses[0][1].what
+
+
+def test_a_message_that_breaks_its_hearer_is_told(
+    scripted_peers: Any, coordinator: Coordinator
+) -> None:
+    """The peer is lost at once and with that cause, not as one that is silent."""
+    peers = scripted_peers(2)
+
+    class Breaks(Heard):
+        def report(self, stage: int, report: Report) -> None:
+            raise LookupError("no such thing")
+
+    heard = Breaks()
+    connect(coordinator, peers)
+    coordinator.listen(heard)
+    coordinator.bring_up(peers.offers(), WAIT)
+    peers[1].say(Reported("s", Loading(1, 3, 9)))
+    heard.wait_for(lambda: bool(heard.losses))
+    [(stage, error)] = heard.losses
+    assert stage == 1
+    assert "LookupError: no such thing" in error.what
 
 
 def test_reports_wait_for_the_listener(scripted_peers: Any, coordinator: Coordinator) -> None:

@@ -27,6 +27,12 @@ SECRET = ClusterSecret(b"a secret of the cluster")
 SECONDS = 60.0
 
 
+@pytest.fixture(autouse=True)
+def settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is waited for but those that have sent already."""
+    monkeypatch.setattr("mlxcel.cluster.discovery.SETTLE", 0.05)
+
+
 def beacon(port: int, version: str = __version__, protocol: int = PROTOCOL_VERSION) -> Beacon:
     return Beacon("demo", Address("127.0.0.1", port), version, protocol)
 
@@ -61,6 +67,55 @@ def test_peers_are_found_by_their_beacons() -> None:
         found = await_peers(sock, Census(SECRET, "demo"), 3, SECONDS)
     assert [peer.port for peer in found.peers] == [7001, 7002, 7003]
     assert found.conflicts == ()
+
+
+def test_of_too_many_the_first_are_not_those_that_were_heard_first() -> None:
+    """All that are there are found, so that who gets a stage and who is a spare does not change."""
+    with listening() as (sock, sender):
+        for port in (7003, 7002, 7001):
+            sender.send(signed(beacon(port)))
+        found = await_peers(sock, Census(SECRET, "demo"), 2, SECONDS)
+    assert [peer.port for peer in found.peers] == [7001, 7002, 7003]
+
+
+def test_a_peer_that_was_started_again_counts_once() -> None:
+    """Whoever has not been heard for some seconds is gone, and is not dialled."""
+    census = Census(SECRET, "demo")
+    census.hear(signed(beacon(7001)), "127.0.0.1", time.time(), 0.0)
+    assert [peer.port for peer in census.found(0.5).peers] == [7001]
+    census.hear(signed(beacon(7002)), "127.0.0.1", time.time(), 55.0)
+    assert [peer.port for peer in census.found(55.0).peers] == [7002]
+
+
+def test_a_peer_that_goes_while_others_are_waited_for() -> None:
+    """Enough are found only if all of them are still there at the end."""
+    census = Census(SECRET, "demo")
+    census.hear(signed(beacon(7001)), "127.0.0.1", time.time(), 0.0)
+    moments = iter([0.0, 2.86, 2.86, 2.88, 2.9, 2.95, 2.95, 3.0, 3.1])
+    with listening() as (sock, sender):
+        for port in (7002, 7002, 7003):
+            sender.send(signed(beacon(port)))
+        found = await_peers(sock, census, 2, SECONDS, clock=lambda: next(moments))
+    assert [peer.port for peer in found.peers] == [7002, 7003]
+
+
+def test_the_operator_is_told_what_is_waited_for() -> None:
+    """A coordinator that hears nothing says on which port, before it gives up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    options = ClusterOptions(
+        "coordinator-auto",
+        stages=3,
+        secret=SECRET,
+        discovery="mdns",
+        discovery_port=port,
+        discovery_timeout=0.01,
+    )
+    said: list[str] = []
+    with pytest.raises(DiscoveryError):
+        find_peers(options, said.append)
+    assert said == [f"waiting for the beacons of 3 peers on UDP port {port}"]
 
 
 def test_everything_else_is_ignored_and_counted() -> None:
@@ -125,17 +180,17 @@ def test_a_flood_of_junk_does_not_keep_peers_out() -> None:
 def test_too_few_in_time() -> None:
     """The error counts and names who was found, says what else was heard, and what helps."""
     census = Census(SECRET, "demo")
-    ticks = iter([0.0, 0.0, 0.0, 0.0, 10.0])  # the last beacon comes, then time is up
+    ticks = iter([0.0] * 7 + [2.0])  # the last beacon comes, then time is up
     with listening() as (sock, sender):
         sender.send(signed(beacon(7001)))
         sender.send(signed(beacon(7002), age=600))
         sender.send(signed(beacon(7003, version="0.0.1")))
         with pytest.raises(DiscoveryError) as caught:
-            await_peers(sock, census, 3, 10.0, clock=lambda: next(ticks))
+            await_peers(sock, census, 3, 2.0, clock=lambda: next(ticks))
         port = sock.getsockname()[1]
     text = str(caught.value)
     assert text.startswith(
-        f"1 of 3 peers (127.0.0.1:7001) announced themselves on UDP port {port} within 10 s. "
+        f"1 of 3 peers (127.0.0.1:7001) announced themselves on UDP port {port} within 2 s. "
         f"127.0.0.1:7003 runs mlxcel 0.0.1; ignored beacons: 1 of another time"
     )
     for way_out in ("--cluster-discovery-target", "--cluster-peers", "subnet", "firewall"):

@@ -195,7 +195,8 @@ def test_a_peer_at_the_coordinators_address(options: ClusterOptions) -> None:
 
 
 @pytest.fixture
-def hearing(options: ClusterOptions) -> ClusterOptions:
+def hearing(options: ClusterOptions, monkeypatch: pytest.MonkeyPatch) -> ClusterOptions:
+    monkeypatch.setattr("mlxcel.cluster.discovery.SETTLE", 0.1)
     port = free_port(socket.SOCK_DGRAM)
     return attrs.evolve(
         options, name="demo", peers=(), discovery="mdns", discovery_port=port, secret=SECRET

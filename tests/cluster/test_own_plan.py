@@ -24,10 +24,12 @@ PEERS = [
 ]
 
 
-def topology(*, memory: int | None = None, layers: str | None = None) -> Topology:
-    """Two stages; ``memory`` is what the first declares, ``layers`` divides six of them."""
+def topology(
+    *, stages: int = 2, memory: int | None = None, layers: str | None = None
+) -> Topology:
+    """``memory`` is what the first stage declares, ``layers`` divides six among two stages."""
     cut = None if layers is None else int(layers)
-    ranges = (None, None) if cut is None else (range(cut), range(cut, 6))
+    ranges = (None,) * stages if cut is None else (range(cut), range(cut, 6))
     return Topology(
         tuple(
             Node(
@@ -38,9 +40,9 @@ def topology(*, memory: int | None = None, layers: str | None = None) -> Topolog
                 memory_bytes=memory if i == 0 else None,
                 layers=ranges[i],
             )
-            for i in range(2)
+            for i in range(stages)
         ),
-        pipeline_parallel_size=2,
+        pipeline_parallel_size=stages,
     )
 
 
@@ -62,10 +64,24 @@ def test_a_node_comes_to_the_coordinators_plan(
     """With the same file and flags, whatever types the coordinator has chosen."""
     folder = tiny("llama", quantize="4:32")
     model = plan_remotely(folder, plugins, own, PEERS, wishes, probe=False)
-    offers = make_offers(model, own, PEERS[0], credits=4, timeout=1.0)
-    flags = attrs.evolve(wishes, dtype="auto", weights="auto")
+    offers = make_offers(model, own, PEERS[0], credits=4, timeout=1.0, terms=wishes.terms)
     for offer in offers:
-        assert own_digest(offer, folder, plugins, own, flags) == offer.digest
+        assert own_digest(offer, folder, plugins, own, layers=wishes.layers) == offer.digest
+
+
+def test_what_only_the_coordinator_takes_comes_with_the_offer(
+    tiny: Tiny, plugins: Plugins
+) -> None:
+    """A node that has no flag for the balance and the caches plans by the coordinator's."""
+    folder, own = tiny("qwen3_5"), topology(stages=3)
+    peers, digests = [*PEERS, attrs.evolve(PEERS[0], node="10.0.0.4:1")], set()
+    for by in ("bytes", "time"):
+        wishes = Wishes(by=by)
+        model = plan_remotely(folder, plugins, own, peers, wishes, probe=False)
+        offer, *_ = make_offers(model, own, PEERS[0], credits=4, timeout=1.0, terms=wishes.terms)
+        assert own_digest(offer, folder, plugins, own) == offer.digest
+        digests.add(offer.digest)
+    assert len(digests) == 2, "the balance makes a difference here"
 
 
 def test_other_flags_are_another_plan(tiny: Tiny, plugins: Plugins) -> None:
@@ -73,8 +89,7 @@ def test_other_flags_are_another_plan(tiny: Tiny, plugins: Plugins) -> None:
     folder = tiny("llama")
     model = plan_remotely(folder, plugins, topology(), PEERS, Wishes(layers="0-1,2-5"), probe=False)
     offer, _ = make_offers(model, topology(), PEERS[0], credits=4, timeout=1.0)
-    other = Wishes(layers="0-3,4-5")
-    assert own_digest(offer, folder, plugins, topology(), other) != offer.digest
+    assert own_digest(offer, folder, plugins, topology(), layers="0-3,4-5") != offer.digest
 
 
 def mesh(ranks: int) -> Topology:
@@ -93,7 +108,7 @@ def test_a_rank_comes_to_the_coordinators_plan(tiny: Tiny, plugins: Plugins) -> 
     model = plan_remotely(folder, plugins, own, PEERS, wishes, probe=False)
     offers = make_offers(model, own, PEERS[0], credits=4, timeout=1.0)
     for offer in offers:
-        assert own_digest(offer, folder, plugins, own, Wishes()) == offer.digest
+        assert own_digest(offer, folder, plugins, own) == offer.digest
         other = attrs.evolve(offer, tensor=TensorParallel(2))
-        assert own_digest(other, folder, plugins, own, Wishes()) != offer.digest
-        assert own_digest(offer, folder, plugins, mesh(1), Wishes()) != offer.digest
+        assert own_digest(other, folder, plugins, own) != offer.digest
+        assert own_digest(offer, folder, plugins, mesh(1)) != offer.digest

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from mlxcel.cluster.coordinator import Coordinator
+from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.coordinator import Coordinator, Member
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.messages import Ping, Release, Reported
 from mlxcel.cluster.remote_pipeline import RemotePipeline
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.engine.generation import Generation
 from mlxcel.engine.slot import Request
-from mlxcel.errors import MlxcelError, PeerLost, WorkerFailed
+from mlxcel.errors import MlxcelError, PeerLinkBroken, PeerLost, WorkerFailed
 from mlxcel.pipeline.report import Beat, Ended, Failed, Report
 from mlxcel.pipeline.step import Step
 from mlxcel.plugins import Plugins
@@ -250,6 +252,83 @@ def test_a_rank_that_the_others_miss(scripted_peers: Any) -> None:
         go.set()
 
 
+class Clocks:
+    """A coordinator whose peers' clocks are ahead by so many seconds."""
+
+    def __init__(self, *ahead: float) -> None:
+        self.members: list[Any] = [object() for _ in ahead]
+        self._ahead = ahead
+
+    def offset(self, stage: int) -> float:
+        return self._ahead[stage]
+
+
+def missing(rank: int, broken: str = "") -> Failed:
+    """A worker of stage 0 that misses ``rank``."""
+    words = f"rank {rank} of stage 0 is lost"
+    return Failed(0, WorkerFailed(0, "RankLost", words, lost=(0, rank), broken=broken))
+
+
+class Members(Clocks):
+    """A coordinator whose peers have nothing but names."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(*[0.0] * count)
+        self.members = [
+            Member(f"s0-r{rank}", Address(f"10.0.0.{rank}", 19000), None)  # type: ignore[arg-type]
+            for rank in range(count)
+        ]
+
+
+def verdict(ranks: int, *reports: tuple[int, Report]) -> PeerLost:
+    """Who is lost when one stage's peers have reported so, and nothing else comes."""
+    pipeline = RemotePipeline(
+        Members(ranks),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        ranks=ranks,
+        grace=ENDLESS,
+        credits=1,
+        timeout=1.0,
+    )
+    for peer, report in reports:
+        pipeline.report(peer, report)
+    pipeline.tick(time.monotonic() + 60.0)
+    assert pipeline._lost is not None
+    return pipeline._lost
+
+
+def test_a_connection_of_two_ranks_that_breaks() -> None:
+    """Both nodes are named with their addresses, whoever told first of what follows from it."""
+    error = verdict(
+        3,
+        (0, missing(1)),
+        (1, missing(2, "Broken pipe")),
+        (2, missing(1, "it has closed the connection")),
+    )
+    assert isinstance(error, PeerLinkBroken)
+    ends = "the connection between s0-r1 @ 10.0.0.1:19000 and s0-r2 @ 10.0.0.2:19000 broke"
+    assert str(error).startswith(f"{ends}, though both answer: Broken pipe. ")
+
+
+@pytest.mark.parametrize(
+    ("reports", "node"),
+    [
+        pytest.param([(0, missing(1)), (1, missing(0, "closed"))], "s0-r1", id="slow"),
+        pytest.param(
+            [(0, missing(1, "closed")), (1, Ended(0, 0.0, None, None, "a link is closed", 1))],
+            "s0-r1",
+            id="left for another reason",
+        ),
+    ],
+)
+def test_ranks_that_miss_one_for_another_reason(
+    reports: list[tuple[int, Report]], node: str
+) -> None:
+    """The one that others miss is named as before."""
+    error = verdict(2, *reports)
+    assert (type(error), error.node) == (PeerLost, node)
+
+
 def test_what_explains_a_missed_rank_is_told(scripted_peers: Any) -> None:
     """The supervisor's own words about its worker come before what the others saw of it."""
     peers = scripted_peers(2)
@@ -262,17 +341,6 @@ def test_what_explains_a_missed_rank_is_told(scripted_peers: Any) -> None:
         assert error.node == "stage-1"
         assert "killed by SIGKILL" in error.what
         go.set()
-
-
-class Clocks:
-    """A coordinator whose peers' clocks are ahead by so many seconds."""
-
-    def __init__(self, *ahead: float) -> None:
-        self.members = [object() for _ in ahead]
-        self._ahead = ahead
-
-    def offset(self, stage: int) -> float:
-        return self._ahead[stage]
 
 
 def reported(ahead: Sequence[float], *reports: tuple[int, Report], ranks: int = 1) -> list[Report]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,44 @@ def test_by_hand(group: Any, models: Path) -> None:
     assert coordinator.exit_code() == 0
 
 
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [sock.getsockname()[1] for sock in taken]
+
+
+def test_all_by_hand(group: Any, models: Path) -> None:
+    """Peers that plan by themselves come to the plan of a coordinator with flags that they do not
+    take, and serve it; what they must be told alike, they are told by name."""
+    file = group.folder / "all-by-hand.toml"
+    lines = ["[cluster]", "pipeline_parallel_size = 3"]
+    for stage, port in enumerate(free_ports(3)):
+        lines += [
+            "[[nodes]]",
+            f'id = "stage-{stage}"',
+            f'address = "127.0.0.1:{port}"',
+            'role = "pipeline_stage"',
+            f"stage = {stage}",
+        ]
+    lines += ["[[nodes]]", 'id = "boss"', 'address = "127.0.0.1:19000"', 'role = "hybrid"']
+    file.write_text("\n".join(lines), encoding="utf-8")
+    command = ["-m", str(models / "qwen3_5"), "--distributed-config", str(file), "--node-id"]
+    for stage in range(3):
+        group.node([*command, f"stage-{stage}", "--blas", "wheel"])
+    boss = [*command, "boss", "--port", "0"]
+    coordinator = group.node([*boss, "--pp-balance", "time"])
+    url = group.url(coordinator)
+    for stage, layers in enumerate(("0-2", "3-5", "6-7")):
+        planned = [line for line in coordinator.lines if line.startswith(f"stage-{stage} @ ")]
+        assert f": layers {layers}, " in planned[0], "by bytes it would be others"
+    assert post(f"{url}/v1/completions", prompt="Hello", max_tokens=3)["usage"]
+    coordinator.process.terminate()
+    assert coordinator.exit_code() == 0
+    other = group.node([*boss, "--pp-layers", "0-1,2-3,4-7"])
+    assert other.exit_code() == 1
+    assert other.count("the same --pp-layers and --allow-mirrored-kv") == 1
+
+
 def test_a_coordinator_stays_light(group: Any, pair: list[str], models: Path) -> None:
     """It brings up a cluster and answers a request without importing MLX or mlx-lm."""
     source = (
@@ -230,7 +270,7 @@ def test_a_coordinator_stays_light(group: Any, pair: list[str], models: Path) ->
     assert coordinator.wait_for("light:") == "light: 0 []"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_bring_up(
     group: Any, pair: list[str], models: Path, number: int
 ) -> None:

@@ -20,6 +20,7 @@ from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.errors import (
     DeadlineError,
+    InternalError,
     MlxcelError,
     NeverFits,
     QueueFull,
@@ -252,6 +253,24 @@ def test_a_dead_stage_ends_every_stream() -> None:
             engine.submit(request(9))
 
 
+def test_a_bug_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody foresaw ends every request with an error that asks for no second try."""
+    seen: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    with scripted(1) as (engine, client, _):
+
+        def broken() -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(engine._scheduler, "steps", broken)
+        engine.submit(request(0))
+        client.wait(1)
+        assert isinstance(client.ends[0].error, InternalError)
+        assert "ZeroDivisionError: a bug" in str(client.ends[0].error)
+        engine._thread.join(WAIT)
+    assert len(seen) == 1
+
+
 def test_a_silent_stage_is_noticed() -> None:
     """A stage that never answers ends everything within its deadline."""
     gate = threading.Event()
@@ -267,7 +286,7 @@ def test_a_silent_stage_is_noticed() -> None:
         gate.set()
 
 
-def test_a_failing_step_takes_only_its_batch() -> None:
+def test_a_failing_step_takes_only_its_batch(caplog: pytest.LogCaptureFixture) -> None:
     """A stage that fails one step ends that batch's requests; the next request is served."""
 
     def fail_on_seven(step: Step) -> None:
@@ -279,6 +298,7 @@ def test_a_failing_step_takes_only_its_batch() -> None:
         client.wait(1)
         assert isinstance(client.ends[7].error, StageError)
         assert "ValueError: seven" in str(client.ends[7].error)
+        assert "ValueError: seven" in caplog.text, "whoever runs the server learns it too"
         engine.submit(request(8))
         client.wait(2)
         assert client.tokens[8] == [8000, 8001, 8002, 8003]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,3 +66,17 @@ def test_too_large_unpacked_and_indivisible_packed(
             apart=True,
             limits=MemoryLimits((1000,)),
         )
+
+
+@pytest.mark.parametrize("found", [("n_positions", 96), ("model_max_length", 64), (None, None)])
+def test_the_context_by_its_other_names(
+    tiny: Callable[..., Path], plugins: Plugins, tmp_path: Path, found: tuple[str | None, int | None]
+) -> None:
+    """A model that was made for so many tokens says so, whatever its config.json calls them."""
+    folder = shutil.copytree(tiny("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    assert open_model(folder, plugins).context_size == config.pop("max_position_embeddings") == 512
+    key, size = found
+    config |= {} if key is None else {key: size}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_model(folder, plugins).context_size == size

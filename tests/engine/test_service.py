@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ from mlxcel.engine.model import Model
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.service import Service
 from mlxcel.engine.slot import Request
-from mlxcel.errors import DeadlineError, Unavailable, UsageError
+from mlxcel.engine.started import started
+from mlxcel.errors import DeadlineError, InternalError, Unavailable, UsageError
+from mlxcel.pipeline.pipeline import OnProgress
+from mlxcel.pipeline.report import Failed
+from mlxcel.pipeline.step import Step
 from mlxcel.pipeline.threads import ThreadPipeline
 from mlxcel.plugins import Plugins
+from mlxcel.testing.doubles import ScriptedExecutor
 
 WAIT = 60.0
 
@@ -48,6 +54,44 @@ class Listener:
         self.outputs += outputs
         if outputs[-1].finish_reason is not None:
             self.finished.set()
+
+
+class Gate:
+    """Holds every step up until it is opened.
+
+    Attributes:
+        reached: Set when a step is held up.
+        stopped: For each stop of the pipeline, whether steps were waited for.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.stopped: list[bool] = []
+        self._model = model
+
+    @contextmanager
+    def run(self, *, credits: int, on_progress: OnProgress) -> Iterator[ThreadPipeline]:
+        """See :class:`mlxcel.engine.service.RunModel`; its stages have no model."""
+        pipeline = ThreadPipeline(
+            self._model.specs,
+            lambda spec: ScriptedExecutor(spec, on_step=self._wait),
+            credits=credits,
+            timeout=WAIT,
+        )
+        stop = pipeline.stop
+
+        def watched(*, drain: bool = True) -> Any:
+            self.stopped.append(drain)
+            self.open.set()
+            return stop(drain=drain)
+
+        pipeline.stop = watched  # type: ignore[method-assign]
+        with started(pipeline, self._model, on_progress):
+            yield pipeline
+
+    def _wait(self, step: Step) -> None:
+        self.reached.set()
+        assert self.open.wait(WAIT)
 
 
 def wait_until_loaded(service: Service) -> None:
@@ -133,6 +177,58 @@ def test_loading_is_given_up(model: Model, monkeypatch: pytest.MonkeyPatch) -> N
     assert not listener.ended.is_set()
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_warm_up_is_given_up(model: Model, times: int) -> None:
+    """Stopped while it warms up, a service waits for no stage and has not failed."""
+    listener, gate = Listener(model), Gate(model)
+    service = listener.service(run=gate.run, warm_up=True)
+    service.start()
+    assert gate.reached.wait(WAIT)
+    stopping = [threading.Thread(target=service.stop) for _ in range(times)]
+    for thread in stopping:
+        thread.start()
+    for thread in stopping:
+        thread.join(WAIT / 4)
+    try:
+        assert not any(thread.is_alive() for thread in stopping), "they wait for the warm-up"
+    finally:
+        gate.open.set()
+    assert (service.phase, service.error) == ("stopped", None)
+    assert not any(gate.stopped)
+    assert not listener.ended.is_set()
+
+
+def test_what_breaks_while_stopping_is_no_failure(model: Model) -> None:
+    """A stage that goes away while the service is being stopped does not make it fail."""
+    listener, gate = Listener(model), Gate(model)
+    service = listener.service(run=gate.run, warm_up=True)
+    service.start()
+    assert gate.reached.wait(WAIT)
+    service._stopping = True  # stop() has begun, and has not reached the engine yet
+    assert service._pipeline is not None
+    service._pipeline.reports.put(Failed(1, ZeroDivisionError("gone")))
+    service._pipeline._links[-1].close("stage 1 has failed")  # type: ignore[attr-defined]
+    wait_until_loaded(service)
+    service.stop()
+    assert (service.phase, service.error) == ("stopped", None)
+    assert not listener.ended.is_set()
+
+
+@pytest.mark.parametrize("unfinished", [True, False])
+def test_steps_are_waited_for_only_at_rest(model: Model, unfinished: bool) -> None:
+    """When the drain is over, stages are given up if they still have steps, and only then."""
+    listener, gate = Listener(model), Gate(model)
+    service = listener.service(run=gate.run)
+    service.start()
+    wait_until_loaded(service)
+    if unfinished:
+        service.submit_all([Request(1, (1, 2), 3)])
+        assert gate.reached.wait(WAIT)
+    service.stop(drain=0)
+    assert service.phase == "stopped"
+    assert gate.stopped == [not unfinished]
+
+
 def test_a_bug_while_loading_is_a_failure(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong while loading, the service does not load for ever."""
 
@@ -147,6 +243,7 @@ def test_a_bug_while_loading_is_a_failure(model: Model, monkeypatch: pytest.Monk
     assert listener.ended.wait(WAIT)
     wait_until_loaded(service)
     assert service.phase == "failed"
+    assert isinstance(service.error, InternalError)
     assert "ZeroDivisionError: a bug" in str(service.error)
     assert len(seen) == 1
 
@@ -165,7 +262,7 @@ def test_stages_are_given_up_after_a_failure(model: Model, monkeypatch: pytest.M
     service = listener.service()
     service.start()
     wait_until_loaded(service)
-    service._on_engine_end(DeadlineError("stage 1", "a step's result", 1.0, "Wait."))
+    service._fail(DeadlineError("stage 1", "a step's result", 1.0, "Wait."))
     service.stop()
     assert service.phase == "failed"
     assert drained == [False]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.plan import make_plan
 from mlxcel.partition.ranges import legal_cuts, parse_ranges, validate_ranges
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import ALONE, TensorParallel
 from mlxcel.testing.split import (
     HANDLE,
     Chain,
@@ -43,6 +45,7 @@ Tiny = Callable[..., Path]
 FamilyOf = Callable[[Path], Family]
 
 RAGGED = Scene((17, 5, 11))
+SHARED_VOCABULARY = TensorParallel(2, embedding="vocab_parallel", head="vocab_parallel")
 SHARING = ("gemma4", "gemma4_text", "gemma4_vlm")
 every_checkpoint = pytest.mark.parametrize(
     ("name", "quantize"), list(itertools.product([*SHARING, "gemma4_moe"], [None, "4:32"]))
@@ -304,3 +307,28 @@ def test_unused_keys_and_values_are_never_read(tiny: Tiny, family_of: FamilyOf) 
     [stage] = Chain(path, family, [range(8)]).stages
     own = {name.rpartition(".")[0] for name in flat_parameters(stage.model) if "k_proj" in name}
     assert {name.split(".")[-3] for name in own} == {"0", "1", "2", "3"}
+
+
+@pytest.mark.parametrize("tensor", [ALONE, SHARED_VOCABULARY], ids=["alone", "ranks"])
+def test_tokens_beyond_the_per_layer_table(
+    tiny: Tiny, gemma4: Family, tmp_path: Path, tensor: TensorParallel
+) -> None:
+    """They get the per-layer inputs of token 0, also where ranks share the vocabulary out."""
+    rows, name = 100, "model.embed_tokens_per_layer.weight"
+    short, whole = tmp_path / "short", tmp_path / "whole"
+    for path in (short, whole):
+        shutil.copytree(tiny("gemma4_text"), path)
+    tensors = mx.load(str(short / "model.safetensors"))
+    assert isinstance(tensors, dict)
+    beyond = mx.arange(tensors[name].shape[0])
+    first = {**tensors, name: tensors[name][:rows]}
+    zeroth = {**tensors, name: tensors[name][mx.where(beyond < rows, beyond, 0)]}
+    mx.save_safetensors(str(short / "model.safetensors"), first, {"format": "pt"})
+    mx.save_safetensors(str(whole / "model.safetensors"), zeroth, {"format": "pt"})
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "vocab_size_per_layer_input": rows}))
+    one, other = (
+        Chain(path, gemma4, every_cut(path, gemma4), tensor=tensor) for path in (short, whole)
+    )
+    assert any(token >= rows for prompt in RAGGED.prompts() for token in prompt.prompt)
+    assert list(differences(other, one, RAGGED)) == []

@@ -166,10 +166,11 @@ def test_what_is_no_json_is_a_wire_error(pair: Pair, junk: bytes) -> None:
 
 def test_a_lost_rank_keeps_its_place(pair: tuple[socket.socket, socket.socket]) -> None:
     """Which rank another one misses is told as numbers, also by whoever passes it on."""
-    error: Exception = RankLost(2, 1, "the all-reduce", "it is gone")
+    error: Exception = RankLost(2, 1, "the all-reduce", "it is gone", broken=True)
     for _ in range(2):
         send_control(pair[0], Failed(2, error, 0))
         failed = receive_control(pair[1])
         assert isinstance(failed, Failed) and isinstance(failed.error, WorkerFailed)
         assert (failed.error.kind, failed.error.lost) == ("RankLost", (2, 1))
+        assert failed.error.broken == "it is gone"
         error = failed.error

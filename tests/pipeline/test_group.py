@@ -104,6 +104,33 @@ def test_a_send_that_fails_asks_the_rank_before(stack: ExitStack) -> None:
     assert caught.value.rank == 3
 
 
+def test_who_sees_a_connection_end_says_so(stack: ExitStack) -> None:
+    """Both ends of a connection that is cut tell it apart from what others tell them."""
+    ranks = groups(stack, 3, SHORT)
+    ranks[1]._connections[2]._stream._sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+    lost = []
+    for rank, act in (
+        (1, lambda: ranks[1].send(2, [b"x"], "all-reduce 1")),
+        (2, lambda: ranks[2].receive(1, "all-reduce 1")),
+        (0, lambda: ranks[0].receive(2, "all-reduce 1")),
+    ):
+        with pytest.raises(RankLost) as caught:
+            act()
+        lost.append((rank, caught.value.rank, caught.value.broken))
+    assert lost == [(1, 2, True), (2, 1, True), (0, 1, False)]
+
+
+def test_a_late_rank_has_not_ended_the_connection(stack: ExitStack) -> None:
+    """A deadline says nothing of the connection; who is given up sees that it ends."""
+    slow, waiting = groups(stack, 2, SHORT)
+    with pytest.raises(RankLost) as caught:
+        waiting.receive(0, "all-reduce 1")
+    assert not caught.value.broken
+    with pytest.raises(RankLost) as caught:
+        slow.receive(1, "all-reduce 1")
+    assert caught.value.broken
+
+
 @pytest.mark.parametrize("frame", [b"", b"\2", b"\1", b"\1\0\xff"])
 def test_frames_that_are_neither_data_nor_a_notice(stack: ExitStack, frame: bytes) -> None:
     """Refused; the group is closed."""

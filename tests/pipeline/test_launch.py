@@ -4,11 +4,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from mlxcel.pipeline.launch import how_it_ended, interrupts_held, worker_command
 
-INTERRUPTED_AT_ONCE = """
-import os, signal
-os.kill(os.getpid(), signal.SIGINT)
+SIGNALS = (signal.SIGINT, signal.SIGHUP)
+ENDED_AT_ONCE = """
+import os, signal, sys
+os.kill(os.getpid(), int(sys.argv[1]))
 print("goes on")
 """
 
@@ -24,11 +27,11 @@ def test_plugins_that_are_left_out_stand_in_the_command() -> None:
     assert worker_command(7, ["a", "b"])[-3:] == ["7", "a", "b"]
 
 
-def test_an_early_interrupt_does_not_end_a_worker() -> None:
-    """Ctrl-C that comes before a worker can ignore it is held back; here it counts again."""
+@pytest.mark.parametrize("number", SIGNALS)
+def test_an_early_signal_of_the_terminal_does_not_end_a_worker(number: signal.Signals) -> None:
+    """What comes before a worker can ignore it is held back; here it counts again."""
     with interrupts_held():
-        done = subprocess.run(
-            [sys.executable, "-c", INTERRUPTED_AT_ONCE], capture_output=True, text=True, timeout=60
-        )
+        command = [sys.executable, "-c", ENDED_AT_ONCE, str(int(number))]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -12,7 +12,7 @@ from mlxcel.engine.generation import Generation
 from mlxcel.engine.local import open_model
 from mlxcel.engine.model import Model
 from mlxcel.engine.slot import Request, credits_for
-from mlxcel.errors import WorkerDied, WorkerFailed, WorkerSilent
+from mlxcel.errors import RankLinkBroken, WorkerDied, WorkerFailed, WorkerSilent
 from mlxcel.pipeline.processes import ProcessPipeline
 from mlxcel.plugins import Plugins
 from mlxcel.tensor.options import TensorParallel
@@ -214,6 +214,21 @@ def test_a_delayed_rank_is_named(make_site: MakeSite, tiny: Tiny, rank: int, oth
     with pytest.raises(WorkerFailed, match=lost) as caught:
         run_with_a_fault(make_site, model, "decoding", SLEEP, rank=rank, rank_timeout=2.0)
     assert caught.value.kind == "RankLost"
+
+
+CUT = "self.collectives._group._connections[{other}]._stream._sock.shutdown(2)"
+
+
+@pytest.mark.parametrize(("ranks", "other"), [(2, 0), slow(4, 2)])
+def test_a_connection_that_breaks_is_named(
+    make_site: MakeSite, tiny: Tiny, ranks: int, other: int
+) -> None:
+    """Where only the connection between two ranks is cut, both are named, and no rank is lost."""
+    model = opened(tiny("llama"), 1, ranks)
+    with pytest.raises(RankLinkBroken) as caught:
+        run_with_a_fault(make_site, model, "decoding", CUT.format(other=other))
+    assert {caught.value.rank, caught.value.other} == {1, other}
+    assert caught.value.how in ("Broken pipe", "it has closed the connection")
 
 
 @pytest.mark.slow

@@ -96,6 +96,25 @@ async def test_a_stages_refusals_are_counted(served: Served, eventually: Any) ->
         assert [status for status, _ in await asyncio.gather(*both)] == [200, 200]
 
 
+async def test_a_stream_that_fails_is_no_success(served: Served) -> None:
+    """What ends with an error event counts as what it would have been as an answer of its own."""
+    async with served("hello", metrics=True) as client:
+        client.gate.close()
+        body = {"prompt": "abc", "stream": True}
+        client.gate.let(2)
+        async with client.session.post("/v1/completions", json=body) as response:
+            assert response.status == 200
+            await response.content.readline()
+            client.gate.fail = RuntimeError("no")
+            client.gate.release()
+            assert b"stage_failed" in await response.read()
+        label = 'endpoint="/v1/completions",model="tiny",status='
+        counted = await figures(client)
+        assert {name: value for name, value in counted.items() if f"total{{{label}" in name} == {
+            f'mlxcel_requests_total{{{label}"503"}}': 1
+        }
+
+
 async def test_a_hundred_names_are_one_series(served: Served) -> None:
     """What clients make up does not become a label."""
     async with served(metrics=True) as client:

@@ -152,6 +152,31 @@ async def test_a_conversation(served: Served, plain: Tokenizer) -> None:
         assert second == "<system>be good<user>hi"
 
 
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"content": "no such city"}, "no such city"),
+        ({"content": "no such city", "is_error": True}, "Error: no such city"),
+        ({"content": "4 degrees", "is_error": False}, "4 degrees"),
+        ({"is_error": True}, "Error"),
+    ],
+)
+async def test_a_tool_that_failed(
+    served: Served, plain: Tokenizer, result: dict[str, Any], told: str
+) -> None:
+    """The model reads that it did, in the only place that templates have for a result."""
+    block = {"type": "tool_result", "tool_use_id": "t1", **result}
+    async with served(using=plain) as client:
+        await message_of(client, messages=[{"role": "user", "content": [block]}])
+        [request] = client.backend.requests
+        assert bytes(request.prompt).decode() == f"<tool>{told}"
+        block["is_error"] = "yes"
+        status, _ = await client.post(
+            PATH, {**HI, "messages": [{"role": "user", "content": [block]}]}
+        )
+        assert status == 400
+
+
 async def test_uses_of_tools(served: Served, plain: Tokenizer) -> None:
     """Calls are blocks of their own, with their input as an object."""
     async with served(f"I look.{CALL}{CALL}", using=plain) as client:

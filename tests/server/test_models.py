@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -11,9 +12,18 @@ Served = Callable[..., AbstractAsyncContextManager[Any]]
 
 async def test_the_list_has_the_one_model(served: Served) -> None:
     """/v1/models lists the served model, with its context."""
+    before = int(time.time())
     async with served(model_id="org/tiny") as client:
         _, body = await client.get("/v1/models")
-        model = {"id": "org/tiny", "object": "model", "owned_by": "mlxcel", "context_size": 512}
+        created = body["data"][0]["created"]
+        assert type(created) is int and before <= created <= time.time()
+        model = {
+            "id": "org/tiny",
+            "object": "model",
+            "created": created,
+            "owned_by": "mlxcel",
+            "context_size": 512,
+        }
         assert body == {"object": "list", "data": [model]}
         assert await client.get("/v1/models/org/tiny") == (200, model)
         assert await client.get("/v1/models/org%2Ftiny") == (200, model)

@@ -10,22 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxcel.pipeline.operations import Sampling
-from mlxcel.server import chat_schema, completion_schema, schema
+from mlxcel.server import chat_schema, completion_schema
 from mlxcel.server.chat_schema import read_chat
 from mlxcel.server.completion_schema import read_completion
 from mlxcel.server.errors import ApiError
 from mlxcel.server.fields import DEEPEST, parse_object
-from mlxcel.server.messages_schema import read_messages_request
+from mlxcel.server.messages_schema import MESSAGES_UNSUPPORTED, read_messages_request
 from mlxcel.server.schema import DEFAULT_MAX_TOKENS, JSON_OBJECT, MOST_CHOICES
+from mlxcel.server.unsupported import UNSUPPORTED, WINDOWS
 
 USER = {"role": "user", "content": "hi"}
-CHAT_UNSUPPORTED = {**schema.UNSUPPORTED, **chat_schema.UNSUPPORTED}
-TEXT_UNSUPPORTED = {**schema.UNSUPPORTED, **completion_schema.UNSUPPORTED}
+CHAT_UNSUPPORTED = {**UNSUPPORTED, **chat_schema.UNSUPPORTED}
+TEXT_UNSUPPORTED = {**UNSUPPORTED, **completion_schema.UNSUPPORTED}
 
 
 def refusal(body: dict[str, Any]) -> ApiError:
     with pytest.raises(ApiError) as caught:
         read_chat({"messages": [USER], **body})
+    assert caught.value.status == 400
+    return caught.value
+
+
+def messages_refusal(body: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read_messages_request({"messages": [USER], "max_tokens": 5, **body})
     assert caught.value.status == 400
     return caught.value
 
@@ -101,6 +109,18 @@ def test_seeds_are_drawn() -> None:
     assert len(seeds) == 8
 
 
+def test_values_of_other_servers_that_mean_off() -> None:
+    """A top_k of -1 is no limit, and a seed of -1 is drawn anew for every request."""
+    body = {"prompt": "x", "top_k": -1, "seed": -1}
+    made = [read_completion(body).generation for _ in range(8)]
+    assert {each.sampling.top_k for each in made} == {0}
+    assert len({each.sampling.seed for each in made}) == 8
+    assert not any(each.seeded for each in made)
+    said = {"messages": [USER], "max_tokens": 5, "top_k": -1, "seed": -1}
+    message = read_messages_request(said).chat.generation
+    assert (message.sampling.top_k, message.seeded) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -114,7 +134,7 @@ def test_seeds_are_drawn() -> None:
         ("temperature", 2.5),
         ("top_p", 0),
         ("top_p", 1.1),
-        ("top_k", -1),
+        ("top_k", -2),
         ("min_p", 2),
         ("seed", 1 << 63),
         ("presence_penalty", 3),
@@ -163,6 +183,7 @@ def test_seeds_are_drawn() -> None:
         ("chat_template_kwargs", {"__x": "x"}),
         ("chat_template_kwargs", {"a b": "x"}),
         ("reasoning_effort", 5),
+        ("enable_thinking", "no"),
         ("ignore_eos", "yes"),
     ],
 )
@@ -175,6 +196,7 @@ def test_a_value_that_does_not_fit_is_named(field: str, value: object) -> None:
 
 ASKS: dict[str, Any] = {
     "add_generation_prompt": False,
+    "include_reasoning": False,
     "continue_final_message": True,
     "echo": True,
     "function_call": {"name": "f"},
@@ -202,6 +224,38 @@ def test_what_a_completion_would_ignore_is_refused(field: str) -> None:
     assert (error.param, error.code) == (field, "unsupported_parameter")
     for harmless in TEXT_UNSUPPORTED[field].harmless:
         read_completion({"prompt": "hi", field: harmless})
+
+
+@pytest.mark.parametrize("field", sorted(MESSAGES_UNSUPPORTED))
+def test_what_a_message_would_ignore_is_refused(field: str) -> None:
+    """Anthropic's API refuses its own."""
+    error = messages_refusal({field: ASKS.get(field, 17)})
+    assert (error.param, error.code) == (field, "unsupported_parameter")
+    for harmless in MESSAGES_UNSUPPORTED[field].harmless:
+        read_messages_request({"messages": [USER], "max_tokens": 5, field: harmless})
+
+
+@pytest.mark.parametrize(
+    "field",
+    """
+    adapters add_special_tokens bad_words dynatemp_range enable_thinking lora max_new_tokens
+    min_keep n_probs negative_prompt num_beams prompt_embeds role_mapping samplers tfs_z thinking
+    thinking_token_budget top_n_sigma typ_p
+    """.split(),
+)
+def test_fields_of_other_servers_are_known(field: str) -> None:
+    """What vLLM, llama.cpp and mlx-lm would do something about is not passed over in silence."""
+    assert field in TEXT_UNSUPPORTED
+    assert field in CHAT_UNSUPPORTED or field == "enable_thinking"
+
+
+@pytest.mark.parametrize("field", sorted(WINDOWS))
+def test_how_far_penalties_look_back(field: str) -> None:
+    """Nobody minds it where there is no penalty; with one, only all of the text is possible."""
+    read_chat({"messages": [USER], field: 64, "repetition_penalty": 1.0})
+    for penalty in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert refusal({field: 64, penalty: 1.5}).param == field
+        read_chat({"messages": [USER], field: -1, penalty: 1.5})
 
 
 def test_what_does_not_go_together() -> None:
@@ -290,6 +344,9 @@ def test_variables_of_the_template() -> None:
     given = {"enable_thinking": False, "budget": 5, "name": "x"}
     made = read_chat({"messages": [USER], "chat_template_kwargs": given, "reasoning_effort": "low"})
     assert made.variables == {"reasoning_effort": "low", **given}
+    for wanted in (True, False):
+        short = read_chat({"messages": [USER], "enable_thinking": wanted})
+        assert short.variables == {"enable_thinking": wanted}
 
 
 @pytest.mark.parametrize(

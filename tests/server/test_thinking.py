@@ -92,11 +92,12 @@ async def test_the_template_may_be_told_not_to(served: Served, opener: Tokenizer
         for quiet in (
             {"chat_template_kwargs": {"enable_thinking": False}},
             {"reasoning_effort": "none"},
+            {"enable_thinking": False},
         ):
             message, _ = await message_of(client, **quiet)
             assert message == {"role": "assistant", "content": "It is 4."}
         prompts = [bytes(request.prompt) for request in client.backend.requests]
-        assert prompts == [b"hi><think></think>"] * 2
+        assert prompts == [b"hi><think></think>"] * 3
 
 
 async def test_a_variable_that_no_template_reads(served: Served, thinker: Tokenizer) -> None:
@@ -104,7 +105,11 @@ async def test_a_variable_that_no_template_reads(served: Served, thinker: Tokeni
     async with served() as client:
         assert (await client.chat(chat_template_kwargs={"enable_thinking": False}))[0] == 200
         assert (await client.chat(reasoning_effort="none"))[0] == 200
-        for fields in ({"chat_template_kwargs": {"enable_thinking": True}},):
+        assert (await client.chat(enable_thinking=False))[0] == 200
+        for fields in (
+            {"chat_template_kwargs": {"enable_thinking": True}},
+            {"enable_thinking": True},
+        ):
             status, body = await client.chat(**fields)
             assert (status, body["error"]["param"]) == (400, "enable_thinking")
         status, body = await client.chat(reasoning_effort="high")

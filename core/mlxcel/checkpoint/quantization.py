@@ -20,8 +20,12 @@ from mlxcel.errors import CheckpointError
 
 MODELOPT_FILE = "hf_quant_config.json"
 
-_AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
-_AFFINE_GROUPS = (32, 64, 128)
+AFFINE_BITS = (1, 2, 3, 4, 5, 6, 8)
+AFFINE_GROUPS = (32, 64, 128)
+"""What MLX has kernels for in the mode ``affine``."""
+
+QUANTIZE_ACTIVATIONS = "quantize_activations"
+
 _RENAMED_SEGMENTS = frozenset({"model", "language_model"})
 
 
@@ -94,13 +98,22 @@ def read_quantization(config: ModelConfig) -> QuantizationMap | None:
     """The quantization that ``config`` describes, or None for plain weights.
 
     Raises:
-        CheckpointError: It is malformed, or names a mode or a format that nothing here reads.
+        CheckpointError: It is malformed, names a mode or a format that nothing here reads, or
+            asks for quantized activations.
     """
     settings, file = _settings(config)
     if settings is None:
         return None
     if not isinstance(settings, dict):
         raise _wrong(file, f"quantization is {settings!r}, not an object")
+    if any(source.get(QUANTIZE_ACTIVATIONS) for source in (config.raw, config.text, settings)):
+        raise CheckpointError(
+            file,
+            f"asks for quantized activations ({QUANTIZE_ACTIVATIONS} is true), "
+            "which no stage computes.",
+            f"Set {QUANTIZE_ACTIVATIONS} to false: quantized weights with plain activations are "
+            "the more precise form of the same model.",
+        )
     method = settings.get("quant_method")
     if method is None:
         return _mlx_form(settings, file)
@@ -130,7 +143,7 @@ def _mlx_form(settings: Mapping[str, Any], file: Path) -> QuantizationMap:
     for key, value in settings.items():
         if isinstance(value, dict):
             overrides[key] = _quantization(value, f"the quantization of {key}", file)
-        elif isinstance(value, bool):
+        elif isinstance(value, bool) and key != QUANTIZE_ACTIVATIONS:
             overrides[key] = default if value else None
     by_module: dict[str, str] = {}
     for key, override in overrides.items():
@@ -179,7 +192,7 @@ def _quantization(settings: Mapping[str, Any], what: str, file: Path) -> Quantiz
         settings.get("group_size", default.group_size), settings.get("bits", default.bits), mode
     )
     if mode == "affine":
-        possible = found.bits in _AFFINE_BITS and found.group_size in _AFFINE_GROUPS
+        possible = found.bits in AFFINE_BITS and found.group_size in AFFINE_GROUPS
     else:
         possible = found == default
     if not possible or type(found.bits) is not int or type(found.group_size) is not int:

@@ -17,7 +17,7 @@ from mlxcel.cli.chat_input import open_input
 from mlxcel.cli.chat_screen import Screen
 from mlxcel.cli.chat_session import Message, Session
 from mlxcel.cli.generate import add_model_flags, micro_batch
-from mlxcel.cli.given_flags import record_given
+from mlxcel.cli.given_flags import given, record_given
 from mlxcel.cli.model_flags import LONGEST_WAIT, check_bounds
 from mlxcel.errors import UsageError
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from mlxcel.server.backend import MakeBackend
 
 Tell = Callable[[str], None]
+
+OF_A_SERVER = frozenset({"--url", "--served-model-name", "--api-key"})
+OF_BOTH = frozenset({"--timeout", "--system", "--max-tokens", "--temperature", "--top-p", "--seed"})
+"""Every other flag is about a model that is loaded here."""
 
 
 @attrs.frozen
@@ -181,9 +185,24 @@ def _wishes(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in wishes.items() if value is not None}
 
 
+def _check_side(flags: frozenset[str], *, behind_url: bool) -> None:
+    """Refuse flags that say nothing to where the model is."""
+    if behind_url and (wrong := flags - OF_A_SERVER - OF_BOTH):
+        raise UsageError(
+            f"{min(wrong)} does not go with --url: the model runs there, as its server was told.",
+            "Leave it out, or give it to that server.",
+        )
+    if not behind_url and (wrong := flags & OF_A_SERVER):
+        raise UsageError(
+            f"{min(wrong)} does not go with -m: the model is loaded here, for this command alone.",
+            "Leave it out, or talk with a server by --url.",
+        )
+
+
 def _check(args: argparse.Namespace) -> None:
     if (args.url is None) == (args.model is None):
         raise UsageError("mlxcel chat needs one model.", "Give either --url or -m.")
+    _check_side(given(args), behind_url=args.url is not None)
     seconds, n, t, p = args.timeout, args.max_tokens, args.temperature, args.top_p
     chunk = args.prefill_chunk_size
     check_bounds(

@@ -20,7 +20,7 @@ from typing import NoReturn
 from mlxcel.checkpoint.config import read_config
 from mlxcel.cli.plugins import discover
 from mlxcel.cli.progress import LoadingBars
-from mlxcel.cli.serve import engine_settings, kv_budget, server_options
+from mlxcel.cli.serve import context_notices, engine_settings, kv_budget, server_options
 from mlxcel.cli.tensor_flags import tensor_options
 from mlxcel.cluster.agreement import differences, disagreements
 from mlxcel.cluster.assign import Assignment, assign
@@ -29,14 +29,14 @@ from mlxcel.cluster.discovery import find_peers
 from mlxcel.cluster.introduce import introduce, used_plugins
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.options import ClusterOptions
-from mlxcel.cluster.remote_model import CONTEXT, Wishes, make_offers, plan_remotely
+from mlxcel.cluster.plan_terms import CONTEXT
+from mlxcel.cluster.remote_model import Wishes, make_offers, plan_remotely
 from mlxcel.cluster.remote_pipeline import running_remotely
 from mlxcel.cluster.resources import free_memory, kv_budgets
 from mlxcel.cluster.topology import COORDINATOR, Node, Topology
-from mlxcel.cluster.topology_toml import emit_topology, write_topology
-from mlxcel.engine.limits import credits_for
+from mlxcel.cluster.topology_toml import check_writable, emit_topology, write_topology
 from mlxcel.engine.model import Model
-from mlxcel.engine.service import RunModel, Service
+from mlxcel.engine.service import RunModel, Service, credits_of
 from mlxcel.errors import BringUpError
 from mlxcel.family.choose import choose_family
 from mlxcel.partition.ranges import format_ranges
@@ -45,7 +45,8 @@ from mlxcel.pipeline.pipeline import OnProgress
 from mlxcel.pipeline.workers import WorkerPipeline
 from mlxcel.plugins import Plugins
 from mlxcel.server.app import create_app
-from mlxcel.server.run import SIGNALS, bind, serve, url_of
+from mlxcel.server.run import bind, ending_signals, serve
+from mlxcel.server.site import url_of
 from mlxcel.transport.contract import TransportOptions
 from mlxcel.transport.make import make_transport
 from mlxcel.transport.spin import spin_for
@@ -65,6 +66,9 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
     family, _ = choose_family(read_config(args.model), plugins)
     assert options.secret is not None, "a coordinator has a secret"
     with bind(args.host, args.port, listen=False) as sock, _interruptible():
+        path = options.config_path(COORDINATOR)
+        if options.topology is None:
+            check_writable(path)  # it is written when all have agreed, too late to fail
         assignment = _assignment(options)
         topology = assignment.topology
         transport = make_transport(
@@ -83,12 +87,12 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
                 )
             _check_agreement(ours, peers, family, plugins, topology)
             with phases.timed("plan"):
-                probe = options.mode == "coordinator-auto"
-                model = plan_remotely(
-                    args.model, plugins, topology, peers, plan_wishes(args), probe=probe
-                )
+                wishes, probe = plan_wishes(args), options.mode == "coordinator-auto"
+                model = plan_remotely(args.model, plugins, topology, peers, wishes, probe=probe)
             _show_plan(model, topology, peers)
-            credits = credits_for(topology.pipeline_parallel_size, settings.limits)
+            for notice in context_notices(args, model):
+                _say(notice)
+            credits = credits_of(model, settings)
             offers = make_offers(
                 model,
                 topology,
@@ -97,10 +101,10 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
                 timeout=args.pp_timeout,
                 collectives=args.tp_collectives,
                 rank_timeout=args.tp_timeout,
+                terms=wishes.terms,
             )
             phases.seconds.update(coordinator.bring_up(offers, ANSWER_SECONDS))
             if probe:
-                path = options.config_path(COORDINATOR)
                 write_topology(path, emit_topology(topology))
                 _say(f"cluster: {path}")
             run = partial(running_remotely, model, coordinator, transport, grace, args.pp_timeout)
@@ -143,7 +147,7 @@ class Phases:
 def _assignment(options: ClusterOptions) -> Assignment:
     if options.topology is not None:
         return Assignment(options.topology)
-    return assign(options, find_peers(options).peers)
+    return assign(options, find_peers(options, _say).peers)
 
 
 def _check_agreement(
@@ -227,12 +231,12 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM does what Ctrl-C does, until the server has handlers of its own."""
+    """Every signal does what Ctrl-C does, until the server has handlers of its own."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    before = {number: signal.signal(number, interrupt) for number in ending_signals()}
     try:
         yield
     finally:

@@ -16,8 +16,12 @@ def run_dry(args: argparse.Namespace, options: ClusterOptions) -> int:
     [model] = options.models
     if not model.is_dir():
         raise UsageError(f"-m {model}: there is no such folder.", "Name the checkpoint's folder.")
-    result = dry_run(options, Address(parse_host(args.host, "--host"), args.port))
+    result = dry_run(options, Address(parse_host(args.host, "--host"), args.port), _say)
     for notice in result.notices:
-        print(notice, file=sys.stderr)
+        _say(notice)
     print(result)
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

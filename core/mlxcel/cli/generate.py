@@ -225,8 +225,31 @@ def _requests(args: argparse.Namespace, model: Model, prompts: Sequence[str]) ->
         if not tokens:
             raise UsageError(f"Prompt {index} is empty.", "Give at least one character.")
         model.check_tokens(tokens)
-        requests.append(Request(index, tuple(tokens), args.max_tokens, sampling))
+        most = _room(index, len(tokens), args.max_tokens, model.context_size)
+        requests.append(Request(index, tuple(tokens), most, sampling))
     return requests
+
+
+def _room(index: int, tokens: int, wanted: int, context: int | None) -> int:
+    """How many tokens a prompt of so many may get: what is wanted, or what the context leaves.
+
+    Raises:
+        UsageError: It leaves none.
+    """
+    if context is None or tokens + wanted <= context:
+        return wanted
+    if tokens >= context:
+        raise UsageError(
+            f"Prompt {index} has {tokens} tokens, and the model's context holds {context}, prompt "
+            f"and answer together.",
+            "Give a shorter prompt.",
+        )
+    left = context - tokens
+    print(
+        f"prompt {index}: {left} tokens at most, not {wanted}: the model's context holds {context}",
+        file=sys.stderr,
+    )
+    return left
 
 
 def _encode(args: argparse.Namespace, model: Model, text: str) -> list[int]:

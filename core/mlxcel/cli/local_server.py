@@ -56,9 +56,8 @@ def _wait(backend: Backend) -> None:
 @contextmanager
 def _in_background(app: web.Application) -> Iterator[str]:
     """``app`` on a free port of this machine, run by a thread of its own; its URL."""
-    from aiohttp import web
-
-    from mlxcel.server.run import bind, make_runner, url_of
+    from mlxcel.server.run import bind, make_runner
+    from mlxcel.server.site import Site, url_of
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="mlxcel-server", daemon=True)
@@ -69,7 +68,7 @@ def _in_background(app: web.Application) -> Iterator[str]:
 
         async def start() -> None:
             await runner.setup()
-            await web.SockSite(runner, sock).start()
+            await Site(runner, sock).start()
 
         try:
             asyncio.run_coroutine_threadsafe(start(), loop).result(START_SECONDS)

@@ -14,7 +14,6 @@ import sys
 from collections.abc import AsyncIterator
 from functools import partial
 
-from mlxcel.cli.coordinate import plan_wishes
 from mlxcel.cli.plugins import discover
 from mlxcel.cluster.identity import Checkpoints
 from mlxcel.cluster.offers import OwnPlan
@@ -23,8 +22,12 @@ from mlxcel.cluster.own_plan import own_digest
 from mlxcel.cluster.peer import Peer
 from mlxcel.plugins import Plugins
 from mlxcel.server.peer_app import create_peer_app
-from mlxcel.server.run import SIGNALS, bind, make_runner, url_of
+from mlxcel.server.run import bind, ending_signals, make_runner
+from mlxcel.server.site import Site, url_of
 from mlxcel.stage.blas import choose_blas
+
+MOST_CONNECTIONS = 64
+"""Of HTTP, where anybody may connect: the cluster's connections need their share of open files."""
 
 
 def run_peer(args: argparse.Namespace, options: ClusterOptions) -> int:
@@ -54,7 +57,11 @@ def _own_plan(
     if options.topology is None:
         return None
     digest = partial(
-        own_digest, plugins=plugins, topology=options.topology, wishes=plan_wishes(args)
+        own_digest,
+        plugins=plugins,
+        topology=options.topology,
+        layers=args.pp_layers,
+        mirrors=args.allow_mirrored_kv,
     )
     return OwnPlan(options.node, options.topology, digest)
 
@@ -66,7 +73,7 @@ async def _run(make: partial[Peer], sock: socket.socket | None) -> None:
             await stack.enter_async_context(_http(peer, sock))
         running = asyncio.ensure_future(peer.run())
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        for number in ending_signals():
             loop.add_signal_handler(number, running.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await running
@@ -74,12 +81,10 @@ async def _run(make: partial[Peer], sock: socket.socket | None) -> None:
 
 @contextlib.asynccontextmanager
 async def _http(peer: Peer, sock: socket.socket) -> AsyncIterator[None]:
-    from aiohttp import web
-
     runner = make_runner(create_peer_app(peer))
     await runner.setup()
     try:
-        await web.SockSite(runner, sock).start()
+        await Site(runner, sock, MOST_CONNECTIONS).start()
         _say(f"health and metrics on {url_of(sock)}")
         yield
     finally:

@@ -19,6 +19,7 @@ from mlxcel.errors import UsageError
 
 if TYPE_CHECKING:
     from mlxcel.engine.engine import Settings
+    from mlxcel.engine.model import Model
     from mlxcel.server.options import Options
 
 HIGHEST_PORT = 65535
@@ -136,6 +137,9 @@ def run(args: argparse.Namespace) -> int:
         from mlxcel.cli.dry_run import run_dry
 
         return run_dry(args, options)
+    from mlxcel.server.open_files import allow_open_files
+
+    allow_open_files()
     if options.is_peer:
         from mlxcel.cli.peer import run_peer
 
@@ -153,14 +157,15 @@ def run_local(args: argparse.Namespace) -> int:
     from mlxcel.engine.local import kv_budgets
     from mlxcel.engine.service import Service
     from mlxcel.server.app import create_app
-    from mlxcel.server.run import bind, serve, url_of
+    from mlxcel.server.run import bind, serve
+    from mlxcel.server.site import url_of
     from mlxcel.stage.blas import choose_blas
 
     settings, options, budget = engine_settings(args), server_options(args), kv_budget(args)
     with bind(args.host, args.port) as sock:  # before anything that takes long
         blas = choose_blas(args.blas, workers=args.pp_workers)
         model = open_local_model(args, blas)
-        for notice in (*model.notices, blas.notice):
+        for notice in (*model.notices, *context_notices(args, model), blas.notice):
             print(notice, file=sys.stderr)
         make = partial(
             Service,
@@ -223,6 +228,17 @@ def engine_settings(args: argparse.Namespace) -> Settings:
         check_bounds([(flag, rows, rows >= 1, wanted)])
     limits = Limits(args.parallel, args.max_batch_size, rows, args.prefill_chunk_size)
     return Settings(limits, args.max_queue_depth, args.queue_timeout, args.prefix_cache)
+
+
+def context_notices(args: argparse.Namespace, model: Model) -> tuple[str, ...]:
+    """A line if ``--ctx-size`` allows longer sequences than the model was made for."""
+    known, given = model.context_size, args.ctx_size
+    if known is None or given is None or given <= known:
+        return ()
+    return (
+        f"mlxcel: warning: --ctx-size {given} is more than the {known} tokens that the model was "
+        f"made for: what it writes beyond them may make no sense",
+    )
 
 
 def kv_budget(args: argparse.Namespace) -> int | None:

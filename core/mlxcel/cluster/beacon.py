@@ -22,6 +22,7 @@ import attrs
 from mlxcel.cluster.addresses import Address, parse_address
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.errors import UsageError
+from mlxcel.wire.strict_json import shown
 
 FORMAT = 1
 WINDOW = 60
@@ -119,7 +120,7 @@ class BeaconReader:
             return "malformed"
         if address.host != sender:
             return "displaced"
-        return Beacon(self._cluster.decode(), address, version, protocol)
+        return Beacon(self._cluster.decode(), address, shown(version), protocol)
 
     def _remember(self, nonce: bytes) -> None:
         while len(self._seen) >= REMEMBERED:

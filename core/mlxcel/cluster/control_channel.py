@@ -11,7 +11,7 @@ from cattrs.strategies import configure_tagged_union
 
 from mlxcel.cluster.messages import ToCoordinator, ToPeer
 from mlxcel.cluster.session import Session
-from mlxcel.cluster.sockets import read_exactly, read_up_to, reason_of
+from mlxcel.cluster.sockets import has_expired, read_exactly, read_up_to, reason_of
 from mlxcel.errors import ChannelClosed, DeadlineError, WireError
 from mlxcel.pipeline.control import speak_of_failures
 from mlxcel.pipeline.report import Report
@@ -63,14 +63,14 @@ class ControlChannel:
                 except BaseException:
                     self.close()  # a part of it may be on its way
                     raise
-        except TimeoutError:
-            raise DeadlineError(
-                self.session.address,
-                f"{type(message).__name__} to be taken",
-                timeout,
-                "It hangs or is cut off from the network.",
-            ) from None
         except OSError as error:
+            if has_expired(error):
+                raise DeadlineError(
+                    self.session.address,
+                    f"{type(message).__name__} to be taken",
+                    timeout,
+                    "It hangs or is cut off from the network.",
+                ) from None
             raise ChannelClosed(self.session.address, reason_of(error)) from error
 
     async def receive(self, timeout: float | None) -> ControlMessage | None:
@@ -164,7 +164,7 @@ def decode_message(text: Buffer, kind: Any = ControlMessage) -> ControlMessage:
 
 
 def _make_converter() -> cattrs.Converter:
-    converter = strict_converter()
+    converter = strict_converter(escaping=True)
     speak_of_failures(converter)
     configure_tagged_union(Report, converter, tag_name="report")
     for union in (ToPeer, ToCoordinator, ControlMessage):

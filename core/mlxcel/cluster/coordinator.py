@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -28,6 +29,8 @@ from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
 from mlxcel.errors import MlxcelError, PeerLost
 from mlxcel.pipeline.report import Report
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -66,7 +69,9 @@ class Member:
 
     @property
     def introduction(self) -> Introduction:
-        return self.channel.session.peer
+        """What the peer says of itself, but where it is: it may listen on all of its addresses,
+        and not know by which one it is reached."""
+        return attrs.evolve(self.channel.session.peer, node=str(self.address))
 
 
 class Coordinator:
@@ -316,6 +321,9 @@ class Coordinator:
             why = "its process has closed the connection"
         except MlxcelError as error:
             why = str(error)
+        except Exception as error:  # a bug here, which must not pass for silence of the peer
+            _log.exception("a message of %s cannot be dealt with", self.members[peer].node)
+            why = f"a message of it could not be dealt with: {type(error).__name__}: {error}"
         self._lose(self._detector.hung_up(peer, why, time.monotonic()))
 
     def _take(self, peer: int, message: Any) -> None:
@@ -326,8 +334,8 @@ class Coordinator:
                     member.clock.hear(sent, now, clock)
                 self._lose(self._detector.heard(peer, now, silent))
             case Reported(session, report):
-                if session != self._session:
-                    return
+                if not session or session != self._session:
+                    return  # also what is said before the first offer, in no session's name
                 if (report.stage, report.rank) != self._places[peer]:
                     return
                 if self._listener is not None:

@@ -13,9 +13,11 @@ from aiohappyeyeballs import start_connection
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.handshake import (
     HELLO_SIZE,
+    OTHER_FIELDS,
     PREFIX,
     VERDICT_PREFIX,
     Dialer,
+    Misunderstood,
     OtherVersion,
     OverCapacity,
     Refuse,
@@ -27,7 +29,7 @@ from mlxcel.cluster.handshake import (
 from mlxcel.cluster.introduction import PROTOCOL_VERSION, Introduction
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
-from mlxcel.cluster.sockets import hang_up, read_exactly, reason_of
+from mlxcel.cluster.sockets import hang_up, has_expired, read_exactly, reason_of
 from mlxcel.errors import (
     DeadlineError,
     NotANode,
@@ -59,11 +61,13 @@ async def dial(
     Raises:
         Unreachable: Nothing answers there, or the name is unknown.
         NotANode: Something else listens there.
-        VersionMismatch: The node speaks another protocol version; both are in the error.
+        VersionMismatch: The node speaks another protocol version; both are in the error. Or it is
+            of another version of mlxcel, and the two do not understand each other.
         SecretMismatch: It has another secret.
         PeerFull: It has no room for another connection.
         PeerRefused: It refuses this node; ``problem`` holds its reason.
         DeadlineError: It did not answer in time.
+        WireError: This node's own introduction is too large.
     """
     until = asyncio.get_running_loop().time() + timeout
     for attempt in range(1, ATTEMPTS + 1):
@@ -83,7 +87,7 @@ async def dial(
                 return await _handshake(sock, address, secret, introduction)
         except BaseException as error:
             hang_up(sock)
-            if isinstance(error, TimeoutError):
+            if has_expired(error):
                 raise DeadlineError(
                     str(address),
                     "the handshake",
@@ -162,18 +166,23 @@ async def _handshake(
     except (WireError, EOFError) as error:
         raise no_node from error
 
-    other_secret = SecretMismatch(
-        where,
-        "its cluster secret is not this node's.",
-        "Give all nodes the same secret file (--cluster-secret-file).",
-    )
+    one_secret = "Give all nodes the same secret file (--cluster-secret-file)."
+    claim = dialer.claim(introduction)
     try:
-        await loop.sock_sendall(sock, dialer.claim(introduction))
+        await loop.sock_sendall(sock, claim)
         head = await read_exactly(sock, VERDICT_PREFIX)
         answer = head + await read_exactly(sock, verdict_size(head) - VERDICT_PREFIX)
         verdict, peer = dialer.read_verdict(answer)
-    except (WrongProof, EOFError) as error:
-        raise other_secret from error
+    except WrongProof as error:
+        raise SecretMismatch(where, "its cluster secret is not this node's.", one_secret) from error
+    except EOFError as error:
+        raise SecretMismatch(
+            where,
+            "it hung up on the proof: its secret is another one, or it is ending.",
+            one_secret,
+        ) from error
+    except Misunderstood as error:
+        raise _other_fields(where, "it says what this node does not know") from error
     except WireError as error:
         raise no_node from error
     if isinstance(verdict, OverCapacity):
@@ -182,10 +191,18 @@ async def _handshake(
             "it has no room for another connection.",
             "Wait until the coordinators that use it have ended, or restart the peer.",
         )
+    if verdict == Refuse(OTHER_FIELDS):
+        raise _other_fields(where, "it does not know what this node says")
     if isinstance(verdict, Refuse):
-        raise PeerRefused(where, f"it refuses the connection: {_printable(verdict.reason)}", "")
+        raise PeerRefused(where, f"it refuses the connection: {verdict.reason}", "")
     return Session(sock, dialer.keys(), peer, where)
 
 
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
+def _other_fields(where: str, what: str) -> VersionMismatch:
+    return VersionMismatch(
+        where,
+        f"{what}, though both speak protocol version {PROTOCOL_VERSION}.",
+        "Install one version of mlxcel on all nodes.",
+        PROTOCOL_VERSION,
+        PROTOCOL_VERSION,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ import attrs
 
 from mlxcel import __version__
 from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.announce import INTERVAL
 from mlxcel.cluster.beacon import LARGEST, Beacon, BeaconReader
 from mlxcel.cluster.introduction import PROTOCOL_VERSION
 from mlxcel.cluster.options import ClusterOptions
@@ -22,6 +24,13 @@ RECEIVE_BUFFER = 1 << 20
 
 PATIENCE = 3.0
 """Seconds for others to be heard when the peers are complete but for their version."""
+
+SETTLE = INTERVAL + 0.3
+"""Seconds for others to be heard when the peers are complete: all that are there send once in it,
+so whose beacon came first decides nothing, and spares can be named."""
+
+FORGET = 2 * INTERVAL + 0.9
+"""After so many seconds without a beacon a peer is gone; two in a row may be lost on the way."""
 
 
 @attrs.frozen
@@ -37,7 +46,7 @@ class Found:
 
 
 class Census:
-    """Who has been heard so far.
+    """Who has been heard of late.
 
     Attributes:
         ignored: How many datagrams did not count, by reason.
@@ -46,28 +55,38 @@ class Census:
     def __init__(self, secret: ClusterSecret, cluster: str) -> None:
         self.ignored: Counter[str] = Counter()
         self._reader = BeaconReader(secret, cluster)
-        self._beacons: dict[Address, Beacon] = {}  # the last of each peer
+        self._beacons: dict[Address, tuple[Beacon, float]] = {}  # the last of each peer, and when
 
-    def hear(self, datagram: bytes, sender: str, now: float) -> None:
-        """Take in what came from the IP address ``sender`` at the Unix time ``now``."""
-        beacon = self._reader.read(datagram, sender, now)
+    def hear(self, datagram: bytes, sender: str, unix: float, now: float) -> None:
+        """Take in what came from the IP address ``sender`` at the Unix time ``unix``.
+
+        Args:
+            now: The same moment on a monotonic clock.
+        """
+        beacon = self._reader.read(datagram, sender, unix)
         if isinstance(beacon, Beacon):
-            self._beacons[beacon.address] = beacon
+            self._beacons[beacon.address] = beacon, now
         else:
             self.ignored[beacon] += 1
 
-    @property
-    def found(self) -> Found:
-        """The peers heard so far."""
-        beacons = sorted(self._beacons.values(), key=lambda beacon: str(beacon.address))
+    def found(self, now: float) -> Found:
+        """The peers heard within the last :data:`FORGET` seconds.
+
+        One that was started again has another port; it does not count twice.
+        """
+        late = [beacon for beacon, heard in self._beacons.values() if now - heard <= FORGET]
+        beacons = sorted(late, key=lambda beacon: str(beacon.address))
         peers = tuple(beacon.address for beacon in beacons if _fits(beacon))
         return Found(peers, tuple(beacon for beacon in beacons if not _fits(beacon)))
 
 
-def find_peers(options: ClusterOptions) -> Found:
+def find_peers(options: ClusterOptions, say: Callable[[str], None] = lambda line: None) -> Found:
     """The peers of a coordinator: those it was told, or at least as many as it needs.
 
     Blocks for up to ``options.discovery_timeout`` seconds.
+
+    Args:
+        say: Takes a line for the operator when there is something to wait for.
 
     Raises:
         PortTaken: The port of the beacons is in use.
@@ -79,6 +98,8 @@ def find_peers(options: ClusterOptions) -> Found:
     assert options.secret is not None, "beacons are signed"
     census = Census(options.secret, options.name)
     with listen_for_beacons(options.discovery_port) as sock:
+        wanted, port = options.places, options.discovery_port
+        say(f"waiting for the beacons of {wanted} peers on UDP port {port}")
         return await_peers(sock, census, options.places, options.discovery_timeout)
 
 
@@ -110,7 +131,7 @@ def await_peers(
     timeout: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """Hear beacons on ``sock`` until ``wanted`` peers are known.
+    """Hear beacons on ``sock`` until ``wanted`` peers are known, and a little longer for others.
 
     Raises:
         DiscoveryError: ``timeout`` seconds were not enough.
@@ -118,26 +139,27 @@ def await_peers(
             run this version.
     """
     deadline = clock() + timeout
-    hurried = False
-    found = census.found
-    while len(found.peers) < wanted:
-        complete = len(found.peers) + len(found.conflicts) >= wanted
-        if complete and not hurried:
-            deadline, hurried = min(deadline, clock() + PATIENCE), True
-        left = deadline - clock()
-        if left <= 0 and complete:
+    settled = hopeless = math.inf
+    while True:
+        now = clock()
+        found = census.found(now)
+        enough = len(found.peers) >= wanted
+        outdated = not enough and len(found.peers) + len(found.conflicts) >= wanted
+        settled = min(settled, now + SETTLE) if enough else math.inf
+        hopeless = min(hopeless, now + PATIENCE) if outdated else math.inf
+        if now >= settled:
+            return found
+        if outdated and now >= min(hopeless, deadline):
             raise version_error(found.conflicts)
-        if left <= 0:
+        if not enough and now >= deadline:
             port = sock.getsockname()[1]
             raise _too_few(found, census.ignored, wanted, timeout, port)
-        sock.settimeout(left)
+        sock.settimeout(min(settled, hopeless, math.inf if enough else deadline) - now)
         try:
             datagram, sender = sock.recvfrom(LARGEST + 1)
         except TimeoutError:
             continue
-        census.hear(datagram, sender[0], time.time())
-        found = census.found
-    return found
+        census.hear(datagram, sender[0], time.time(), clock())
 
 
 def version_error(conflicts: tuple[Beacon, ...]) -> ClusterVersionError:

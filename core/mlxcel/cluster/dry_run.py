@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -28,16 +29,19 @@ class DryRun:
         return f"{self.topology.describe()}\nEmitted cluster TOML at: {self.path}"
 
 
-def dry_run(options: ClusterOptions, http: Address) -> DryRun:
+def dry_run(
+    options: ClusterOptions, http: Address, say: Callable[[str], None] = lambda line: None
+) -> DryRun:
     """Find and assign the peers, check the ports, and write the TOML.
 
     Args:
         http: Where the coordinator would serve HTTP.
+        say: See :func:`mlxcel.cluster.discovery.find_peers`.
 
     Raises:
         MlxcelError: The cluster could not start; no file is written.
     """
-    found = find_peers(options)
+    found = find_peers(options, say)
     if found.conflicts:
         raise version_error(found.conflicts)
     assignment = assign(options, found.peers)

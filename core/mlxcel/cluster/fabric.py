@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from ipaddress import ip_address
 
 from mlxcel.cluster.messages import Offer
 from mlxcel.cluster.sockets import reason_of
@@ -26,8 +27,21 @@ def fabric_address(offer: Offer) -> str:
     assert node is not None, "the offer has been judged"
     try:
         with socket.socket(socket.AF_INET) as sock:  # MLX knows IPv4 only
-            sock.bind((node.address.host, 0))
+            sock.bind((_reachable(node.address.host), 0))
             host, port = sock.getsockname()
     except OSError as error:
         raise ListenError(node.address.host, reason_of(error)) from error
     return f"{host}:{port}"
+
+
+def _reachable(name: str) -> str:
+    """The first IPv4 address of ``name`` that other machines may reach; else the first one.
+
+    A machine's own name is often a loopback address to itself.
+
+    Raises:
+        OSError: The name has none.
+    """
+    found = socket.getaddrinfo(name, 0, socket.AF_INET, socket.SOCK_STREAM)
+    hosts = [str(entry[4][0]) for entry in found]
+    return next((host for host in hosts if not ip_address(host).is_loopback), hosts[0])

@@ -1,4 +1,4 @@
-"""The one listening socket of a node: strangers come in, sessions come out.
+"""Where a node listens for others: strangers come in, sessions come out.
 
 Nobody is trusted before the handshake is over, so everything until then is bounded: how many
 may be at it, how long, and how many bytes they may send. All of it runs in the event loop, and
@@ -17,26 +17,36 @@ import attrs
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.handshake import (
     CLAIM_PREFIX,
+    OTHER_FIELDS,
     PREFIX,
     Accept,
     Acceptor,
+    Misunderstood,
     OtherVersion,
     OverCapacity,
     Refuse,
+    TooMuchToSay,
     Verdict,
     WrongProof,
     check_version,
     claim_size,
 )
 from mlxcel.cluster.introduction import PROTOCOL_VERSION, Introduction
+from mlxcel.cluster.listeners import doubtful, open_listeners
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
-from mlxcel.cluster.sockets import hang_up, name_of, read_exactly, reason_of, reset
+from mlxcel.cluster.sockets import (
+    hang_up,
+    has_expired,
+    name_of,
+    read_exactly,
+    reason_of,
+    reset,
+)
 from mlxcel.errors import ListenError, WireError
 from mlxcel.observe.limited_log import LimitedLog
 from mlxcel.transport.tcp_options import set_tcp_options
 
-BACKLOG = 1024
 PAUSE = 0.1
 """Seconds to wait when the system has no room for another connection."""
 
@@ -61,10 +71,10 @@ class GateLimits:
 class GateCounts:
     """What became of the connections of a gate, counted when that was clear.
 
-    ``bad_hello`` did not speak the protocol, ``version`` another version of it; ``gone`` hung
-    up before the end; ``pushed_out`` had to make room for a newcomer. ``failed`` could not be
-    accepted or handed on, which is this node's own fault. ``forged`` were accepted, and later
-    brought a frame that did not open or made no sense.
+    ``bad_hello`` did not speak the protocol, ``version`` another version of it, or the same with
+    other fields; ``gone`` hung up before the end; ``pushed_out`` had to make room for a newcomer.
+    ``failed`` could not be accepted, answered or handed on, which is this node's own fault.
+    ``forged`` were accepted, and later brought a frame that did not open or made no sense.
     """
 
     accepted: int = 0
@@ -93,6 +103,7 @@ class Gate:
 
     Attributes:
         counts: What became of all connections so far.
+        doubt: Why other machines may not reach it, for the operator; known once it listens.
     """
 
     def __init__(
@@ -104,19 +115,19 @@ class Gate:
         limits: GateLimits | None = None,
     ) -> None:
         self.counts = GateCounts()
+        self.doubt: str | None = None
         self._secret = secret
         self._introduce = introduce
         self._judge = judge
         self._on_session = on_session
         self._limits = limits or GateLimits()
         self._sessions = 0
-        self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending: dict[asyncio.Task[None], None] = {}  # oldest first
         self._complaints = LimitedLog(_log)
 
     async def listen(self, address: Address) -> Address:
-        """Begin to accept at ``address``; port 0 stands for any that is free.
+        """Begin to accept at ``address``, a name's every address; port 0 stands for any free one.
 
         Returns:
             Where it listens, with the port.
@@ -129,13 +140,14 @@ class Gate:
             found = await loop.getaddrinfo(
                 address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            family, *_, where = found[0]
-            listener = socket.create_server(where, family=family, backlog=BACKLOG)
+            listeners = open_listeners(found)
         except OSError as error:
             raise ListenError(str(address), reason_of(error)) from error
-        listener.setblocking(False)
-        self._spawn(self._accept(listener))
-        return Address(address.host, listener.getsockname()[1])
+        self.doubt = doubtful(address, listeners)
+        port = listeners[0].getsockname()[1]
+        for listener in listeners:
+            self._spawn(self._accept(listener))
+        return Address(address.host, port)
 
     async def close(self) -> None:
         """Stop listening; end every handshake and every ``on_session`` that still runs."""
@@ -191,9 +203,6 @@ class Gate:
                 raise  # the gate closes
             self._count("pushed_out", f"{where} had to make room for another stranger")
             reset(sock)
-        except TimeoutError:
-            self._count("timeout", f"{where} did not finish its handshake in time")
-            reset(sock)
         except OtherVersion as other:
             self._count(
                 "version",
@@ -202,10 +211,17 @@ class Gate:
             )
         except WrongProof:
             self._count("wrong_secret", f"{where} has another cluster secret, or pretends to")
+        except TooMuchToSay as error:
+            self._count("failed", f"{where} could not be answered: {error.what}")
+            reset(sock)
         except WireError as error:
             self._count("bad_hello", f"{where} does not speak the cluster's protocol: {error.what}")
         except (EOFError, OSError) as error:
-            self._count("gone", f"{where} hung up in its handshake: {reason_of(error)}")
+            if has_expired(error):
+                self._count("timeout", f"{where} did not finish its handshake in time")
+                reset(sock)
+            else:
+                self._count("gone", f"{where} hung up in its handshake: {reason_of(error)}")
         except Exception:
             self._count("failed", f"{where} could not be answered")
             _log.exception("a handshake failed")
@@ -227,7 +243,13 @@ class Gate:
         set_tcp_options(sock)
         acceptor = Acceptor(self._secret)
         await loop.sock_sendall(sock, acceptor.hello)
-        peer = acceptor.read_claim(await _receive_claim(sock))
+        claim = await _receive_claim(sock)
+        try:
+            peer = acceptor.read_claim(claim)
+        except Misunderstood as error:
+            await loop.sock_sendall(sock, acceptor.verdict(Refuse(OTHER_FIELDS), self._introduce()))
+            self._count("version", f"{where} knows the secret, but {error.what}")
+            return None
         verdict = self._judge(peer)
         if isinstance(verdict, Accept) and self._sessions >= self._limits.sessions:
             verdict = OverCapacity()

@@ -53,6 +53,11 @@ HELLO_SIZE = _HELLO.size
 CLAIM_PREFIX = _CLAIM.size
 VERDICT_PREFIX = _VERDICT.size
 
+OTHER_FIELDS = (
+    "it sends what this version does not know; install one version of mlxcel on all nodes"
+)
+"""The reason of a refusal where the proof is right and the body is not understood."""
+
 _DIALER_PROOF = b"mlxcel 5 dialer\0"
 _ACCEPTOR_PROOF = b"mlxcel 5 acceptor\0"
 _DIALER_KEY = b"mlxcel 5 dialer to acceptor\0"
@@ -83,6 +88,14 @@ _CODES: dict[type[Verdict], int] = {Accept: 0, OverCapacity: 1, Refuse: 2}
 
 class WrongProof(WireError):
     """A proof that was not made with this secret over these bytes."""
+
+
+class Misunderstood(WireError):
+    """A body whose proof is right and that has not the fields that this version knows."""
+
+
+class TooMuchToSay(WireError):
+    """An introduction of this node's own that is larger than the protocol allows."""
 
 
 @attrs.define(eq=False)
@@ -116,6 +129,7 @@ class Acceptor:
         Raises:
             WrongProof: It does not know the secret, or did not see this hello.
             OtherVersion: It speaks another version.
+            Misunderstood: It knows the secret, and has other fields; a verdict can be given.
             WireError: The claim is malformed.
         """
         if len(claim) < CLAIM_PREFIX or len(claim) != claim_size(claim[:CLAIM_PREFIX]):
@@ -127,7 +141,11 @@ class Acceptor:
         return introduction
 
     def verdict(self, verdict: Verdict, introduction: Introduction) -> bytes:
-        """What to answer after :meth:`read_claim`; ``introduction`` is the acceptor's own."""
+        """What to answer after :meth:`read_claim`; ``introduction`` is the acceptor's own.
+
+        Raises:
+            TooMuchToSay: The introduction is too large.
+        """
         reason = verdict.reason[:MAX_REASON] if isinstance(verdict, Refuse) else ""
         body = _write(_VerdictBody(introduction, reason))
         said = _VERDICT.pack(_CODES[type(verdict)], len(body)) + body
@@ -158,7 +176,11 @@ class Dialer:
         self._claim = b""
 
     def claim(self, introduction: Introduction) -> bytes:
-        """What to answer to the hello; ``introduction`` is the dialer's own."""
+        """What to answer to the hello; ``introduction`` is the dialer's own.
+
+        Raises:
+            TooMuchToSay: The introduction is too large.
+        """
         body = _write(introduction)
         said = _CLAIM.pack(MAGIC, PROTOCOL_VERSION, self._nonce, len(body)) + body
         self._claim = said + _proof(self._secret, _DIALER_PROOF, self._hello, said)
@@ -169,6 +191,7 @@ class Dialer:
 
         Raises:
             WrongProof: It does not know the secret, or answers somebody else.
+            Misunderstood: It knows the secret, and says what this version does not know.
             WireError: The verdict is malformed.
         """
         if len(verdict) < VERDICT_PREFIX or len(verdict) != verdict_size(verdict[:VERDICT_PREFIX]):
@@ -183,7 +206,7 @@ class Dialer:
                 return OverCapacity(), body.introduction
             case 2:
                 return Refuse(body.reason), body.introduction
-        raise WireError(f"unknown verdict {said[0]}")
+        raise Misunderstood(f"unknown verdict {said[0]}")
 
     def keys(self) -> Keys:
         """The keys of the connection, after :meth:`claim`."""
@@ -270,20 +293,24 @@ def _keys(secret: bytes, hello: bytes, claim: bytes) -> tuple[bytes, bytes]:
     return dialer, acceptor
 
 
-_converter = strict_converter()
+_converter = strict_converter(escaping=True)
 
 
 def _read(body: bytes, cls: Any, what: str) -> Any:
-    return structure(_converter, flat(body), cls, f"the body of {what}")
+    """The object in ``body``, whose proof is right."""
+    try:
+        return structure(_converter, flat(body), cls, f"the body of {what}")
+    except WireError as error:
+        raise Misunderstood(error.what) from error
 
 
 def _write(body: Introduction | _VerdictBody) -> bytes:
     """``body`` as JSON.
 
     Raises:
-        WireError: It is larger than the protocol allows.
+        TooMuchToSay: It is larger than the protocol allows.
     """
     text = json.dumps(_converter.unstructure(body), separators=(",", ":")).encode()
     if len(text) > MAX_BODY:
-        raise WireError(f"an introduction of {len(text)} bytes; {MAX_BODY} are allowed")
+        raise TooMuchToSay(f"an introduction of {len(text)} bytes; {MAX_BODY} are allowed")
     return text

@@ -12,13 +12,24 @@ from typing import Literal
 import attrs
 
 from mlxcel.cluster.links import Link, links_of
+from mlxcel.cluster.plan_terms import PlanTerms
 from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
 from mlxcel.tensor.options import ALONE, TensorParallel
 
 RefusalReason = Literal[
-    "checkpoint", "version", "cluster", "family", "memory", "plan", "transport", "busy", "config"
+    "checkpoint",
+    "version",
+    "cluster",
+    "family",
+    "memory",
+    "plan",
+    "transport",
+    "worker",
+    "busy",
+    "config",
 ]
-"""What a peer cannot agree to; ``config`` is that it cannot write its TOML."""
+"""What a peer cannot agree to; ``worker`` is that it has no worker process that could be the
+stage, ``config`` that it cannot write its TOML."""
 
 
 @attrs.frozen
@@ -44,7 +55,8 @@ class Offer:
     that the peer connects to for data, by the name of the link (see :mod:`mlxcel.cluster.links`).
 
     ``tensor`` says how many ranks share each stage, ``rank`` which of them the peer is.
-    ``collectives`` and ``rank_timeout`` are as in :class:`mlxcel.pipeline.control.Job`.
+    ``collectives`` and ``rank_timeout`` are as in :class:`mlxcel.pipeline.control.Job`. ``terms``
+    are for a peer that makes the plan by itself.
     """
 
     session: str
@@ -71,6 +83,7 @@ class Offer:
     tensor: TensorParallel = ALONE
     collectives: str = "transport"
     rank_timeout: float = 30.0
+    terms: PlanTerms = PlanTerms()
 
     @property
     def place(self) -> tuple[int, int]:

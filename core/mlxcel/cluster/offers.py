@@ -11,11 +11,12 @@ from mlxcel.cluster.agreement import disagreements
 from mlxcel.cluster.identity import Checkpoints
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.messages import Offer, RefusalReason, Refused
-from mlxcel.cluster.topology import LARGEST, Topology
+from mlxcel.cluster.topology import Topology
 from mlxcel.cluster.topology_toml import emit_topology, parse_topology
 from mlxcel.errors import MlxcelError
 from mlxcel.family.contract import Family
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import MOST_RANKS
 
 Digest = Callable[[Offer, Path], str]
 """The digest of the plan that this peer makes by itself, with the checkpoint in a folder."""
@@ -114,7 +115,8 @@ def _memory(offer: Offer, standing: Standing) -> Iterator[_Objection]:
             "memory",
             f"{'its rank of ' * (offer.tensor.size > 1)}the stage needs {offer.bytes} bytes, and "
             f"{free} are free. End what uses memory on this peer, use more stages or ranks, or "
-            f"give it fewer layers (--pp-layers).",
+            f"give it fewer layers: write the cluster's TOML by hand (--distributed-config), with "
+            f"the layers of each stage.",
         )
 
 
@@ -125,7 +127,7 @@ def _place(offer: Offer, standing: Standing) -> Iterator[_Objection]:
         0 <= offer.stage < offer.stages
         and 0 <= offer.start < offer.stop <= offer.identity.layers
         and (offer.stage == 0) == (offer.start == 0)
-        and 0 <= offer.rank < offer.tensor.size <= LARGEST
+        and 0 <= offer.rank < offer.tensor.size <= MOST_RANKS
         and set(offer.dials) == {link.name for link in offer.links if link.to is not None}
     ):
         yield (
@@ -178,7 +180,8 @@ def _plan(offer: Offer, standing: Standing, folder: Path) -> Iterator[_Objection
         yield (
             "plan",
             "by its own TOML and flags this node comes to other layers than the coordinator. "
-            "Use one TOML and the same --pp-layers and --pp-balance on all nodes.",
+            "Use one TOML, with the same layers and resources, and the same --pp-layers and "
+            "--allow-mirrored-kv on all nodes.",
         )
 
 

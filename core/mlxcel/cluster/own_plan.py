@@ -9,7 +9,7 @@ import attrs
 from mlxcel.checkpoint.dtype import DtypeChoice
 from mlxcel.cluster.messages import Offer
 from mlxcel.cluster.plan_digest import plan_digest
-from mlxcel.cluster.remote_model import Wishes, topology_layers, with_caches
+from mlxcel.cluster.remote_model import topology_layers, with_caches
 from mlxcel.cluster.resources import declared_limits
 from mlxcel.cluster.topology import Topology
 from mlxcel.family.contract import Family
@@ -18,22 +18,30 @@ from mlxcel.plugins import Plugins
 
 
 def own_digest(
-    offer: Offer, folder: Path, plugins: Plugins, topology: Topology, wishes: Wishes
+    offer: Offer,
+    folder: Path,
+    plugins: Plugins,
+    topology: Topology,
+    *,
+    layers: str | None = None,
+    mirrors: bool = False,
 ) -> str:
     """The digest of the plan that this node comes to from its TOML and its flags.
 
     The types of the weights are the coordinator's choice, who knows all devices, and so is what
-    the ranks of a stage share out; they are taken from the offer.
+    only its flags can say: what the ranks of a stage share out, and the terms of the plan. They
+    are taken from the offer.
 
     Args:
         folder: The checkpoint's.
+        layers, mirrors: See :func:`mlxcel.engine.model.plan_model`.
 
     Raises:
         MlxcelError: There is no such plan.
     """
     family = plugins.load("family", offer.family)
     assert isinstance(family, Family)  # the loader has checked it
-    limits, workload = with_caches(declared_limits(topology), wishes)
+    limits, workload = with_caches(declared_limits(topology), offer.terms)
     tensor = attrs.evolve(offer.tensor, size=topology.tensor_parallel_size)
     plan = make_plan(
         family.open(folder),
@@ -42,11 +50,11 @@ def own_digest(
         plugins,
         dequantize=offer.dequantize,
         size=topology.pipeline_parallel_size,
-        layers=wishes.layers or topology_layers(topology),
-        by=wishes.by,
+        layers=layers or topology_layers(topology),
+        by=offer.terms.by,
         workload=workload,
         limits=limits,
-        mirrors=wishes.mirrors,
+        mirrors=mirrors,
         tensor=tensor,
         apart=tensor.size > 1,
     )

@@ -127,6 +127,8 @@ class Peer:
             await self._armory.open()
             self.listening = await self.gate.listen(self._control)
             self._say(f"listening on {self.listening} in the cluster {self._options.name!r}")
+            if self.gate.doubt:
+                self._say(f"mlxcel: warning: {self.gate.doubt}")
             self._spawn(self._tick())
             if self._options.discovery == "mdns":
                 self._spawn(self._announce(self.listening))

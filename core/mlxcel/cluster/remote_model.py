@@ -16,6 +16,7 @@ from mlxcel.cluster.links import links_of
 from mlxcel.cluster.messages import Offer
 from mlxcel.cluster.node_registry import NodeRegistry
 from mlxcel.cluster.plan_digest import plan_digest
+from mlxcel.cluster.plan_terms import CONTEXT, PlanTerms
 from mlxcel.cluster.resources import declared_limits, reported_limits, weakest, with_reserve
 from mlxcel.cluster.router import PipelineTensorParallelRouter
 from mlxcel.cluster.topology import Node, Topology
@@ -28,9 +29,6 @@ from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.memory import MemoryLimits
 from mlxcel.plugins import Plugins
 from mlxcel.tensor.options import ALONE, TensorParallel
-
-CONTEXT = 2048
-"""Tokens of one sequence that every plan leaves room for, unless the operator says otherwise."""
 
 
 @attrs.frozen
@@ -50,6 +48,11 @@ class Wishes:
     chunk: int = 512
     mirrors: bool = False
     tensor: TensorParallel = ALONE
+
+    @property
+    def terms(self) -> PlanTerms:
+        """What a peer on the manual path has to plan by."""
+        return PlanTerms(self.by, self.kv_budget, self.context, self.chunk)
 
 
 def plan_remotely(
@@ -73,7 +76,7 @@ def plan_remotely(
     """
     ranks = topology.tensor_parallel_size
     limits, workload = with_caches(
-        reported_limits(peers, ranks) if probe else declared_limits(topology), wishes
+        reported_limits(peers, ranks) if probe else declared_limits(topology), wishes.terms
     )
     layers = wishes.layers or topology_layers(topology)
     registry = NodeRegistry(topology)
@@ -109,14 +112,14 @@ def plan_remotely(
 
 
 def with_caches(
-    limits: MemoryLimits | None, wishes: Wishes
+    limits: MemoryLimits | None, terms: PlanTerms
 ) -> tuple[MemoryLimits | None, Workload | None]:
     """``limits`` with room left for caches: their budget if there is one, else a workload."""
     if limits is None:
         return None, None
-    if wishes.kv_budget is not None:
-        return with_reserve(limits, wishes.kv_budget), None
-    return limits, Workload(wishes.context, chunk=wishes.chunk)
+    if terms.kv_budget is not None:
+        return with_reserve(limits, terms.kv_budget), None
+    return limits, Workload(terms.context, chunk=terms.chunk)
 
 
 def topology_layers(topology: Topology) -> str | None:
@@ -136,6 +139,7 @@ def make_offers(
     timeout: float,
     collectives: str = "transport",
     rank_timeout: float = 30.0,
+    terms: PlanTerms = PlanTerms(),
 ) -> tuple[Offer, ...]:
     """What each peer is to be, by place; all offers are of one new session.
 
@@ -144,6 +148,7 @@ def make_offers(
         credits: Steps in flight at most.
         timeout: Seconds that any one wait of a stage may last.
         collectives, rank_timeout: See :class:`Offer`.
+        terms: Those that ``model`` was planned by.
     """
     identity = identify(model.checkpoint.path)
     stages: tuple[StageAssignment, ...] = model.plan.stages
@@ -178,6 +183,7 @@ def make_offers(
             tensor=model.tensor,
             collectives=collectives,
             rank_timeout=rank_timeout,
+            terms=terms,
         )
         for stage in stages
         for node in registry.nodes_at_stage(stage.stage_index)

@@ -14,7 +14,8 @@ from mlxcel.cluster.heartbeat import DataPath
 from mlxcel.cluster.links import engine_links
 from mlxcel.engine.model import Model
 from mlxcel.engine.started import started
-from mlxcel.errors import ChannelClosed, MlxcelError, PeerLost, WorkerFailed
+from mlxcel.errors import ChannelClosed, MlxcelError, PeerLinkBroken, PeerLost, WorkerFailed
+from mlxcel.pipeline.accusation import Accusation, broken_connection
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.report import Beat, Ended, Failed, Report
@@ -74,6 +75,7 @@ class RemotePipeline(WorkerPipeline):
         self._ended_peers: set[int] = set()
         self._lost: PeerLost | None = None
         self._cut: _Cut | None = None
+        self._accusations: list[Accusation] = []
         self._given_up = False
         self._changed = threading.Condition()
 
@@ -115,11 +117,11 @@ class RemotePipeline(WorkerPipeline):
         """See :class:`mlxcel.cluster.coordinator.Listener`."""
         ahead = self._coordinator.offset(peer)
         match report:
-            case Failed(error=WorkerFailed(lost=(int(stage), int(rank)), text=words)):
+            case Failed(error=WorkerFailed(lost=(int(stage), int(rank))) as error):
                 missed = stage * self.ranks + rank
-                what = f"the ranks of its stage miss it, though it answers ({words})"
+                what = f"the ranks of its stage miss it, though it answers ({error.text})"
                 known = range(self.count * self.ranks)
-                self._miss(peer, missed if missed in known else peer, what)
+                self._miss(peer, missed if missed in known else peer, what, error.broken)
             case Failed(error=error):
                 words = error.text if isinstance(error, WorkerFailed) else str(error)
                 self.lost(peer, self._loss(peer, words))
@@ -152,7 +154,7 @@ class RemotePipeline(WorkerPipeline):
         """See :class:`mlxcel.cluster.coordinator.Listener`."""
         cut = self._cut
         if cut is not None and now - cut.at > CAUSE_SECONDS:
-            self.lost(cut.peer, cut.loss)  # nothing came that would explain it
+            self.lost(cut.peer, self._explained(cut))  # nothing came that would say more
         if (link := self._path.stuck(now)) is not None:
             _, receiver = link.split("-")
             peer = self._leader(self.count - 1 if receiver == "engine" else int(receiver))
@@ -162,16 +164,39 @@ class RemotePipeline(WorkerPipeline):
             )
             self.lost(peer, self._loss(peer, what))
 
-    def _miss(self, peer: int, missed: int | None, what: str) -> None:
+    def _miss(self, peer: int, missed: int | None, what: str, broken: str = "") -> None:
         """The worker of ``peer`` has ended; because of the peer ``missed``, unless that is None.
 
-        It ends all others in turn, so only the first to be missed counts.
+        It ends all others in turn, so the first to be missed counts, unless it was the connection
+        of two that broke.
+
+        Args:
+            broken: How ``peer`` saw the connection with ``missed`` end, if it did.
         """
         with self._changed:
             self._ended_peers.add(peer)
+            if missed is not None and missed != peer:
+                places = divmod(peer, self.ranks), divmod(missed, self.ranks)
+                self._accusations.append(Accusation(*places, broken))
             if missed is not None and self._cut is None and not self._given_up:
                 self._cut = _Cut(missed, self._loss(missed, what), time.monotonic())
             self._changed.notify_all()
+
+    def _explained(self, cut: _Cut) -> PeerLost:
+        """What is behind ``cut``, now that all have said what they saw."""
+        with self._changed:
+            accusing = {it.reporter for it in self._accusations}
+            ended = {divmod(peer, self.ranks) for peer in self._ended_peers} - accusing
+            broken = broken_connection(self._accusations, ended)
+        if broken is None:
+            return cut.loss
+        one, other = (
+            self._coordinator.members[stage * self.ranks + rank]
+            for stage, rank in (broken.reporter, broken.accused)
+        )
+        return PeerLinkBroken(
+            one.node, str(one.address), broken.broken, other.node, str(other.address)
+        )
 
     def _leader(self, stage: int) -> int:
         """The member that is rank 0 of ``stage``."""
@@ -223,7 +248,7 @@ class RemotePipeline(WorkerPipeline):
         if self._lost is not None:
             return self._lost
         if self._cut is not None:
-            return self._cut.loss
+            return self._explained(self._cut)
         stage = 0 if closed.name.startswith("engine") else self.count - 1
         return self._loss(self._leader(stage), str(closed))
 

@@ -57,6 +57,14 @@ def reason_of(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+def has_expired(error: BaseException) -> bool:
+    """Whether a deadline of this process has passed.
+
+    A connection that the system gives up (ETIMEDOUT) is a TimeoutError too, after any time.
+    """
+    return isinstance(error, TimeoutError) and error.errno is None
+
+
 def hang_up(sock: socket.socket) -> None:
     """End the connection for both ends and close the socket; harmless when repeated."""
     with contextlib.suppress(OSError):

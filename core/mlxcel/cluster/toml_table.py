@@ -63,11 +63,17 @@ class Table:
         """The value of ``key``, or ``default`` where it is not there.
 
         Raises:
-            TopologyError: It is not of this type.
+            TopologyError: It is not of this type, or an integer of more than 64 bits.
         """
         value = self.values.get(key)
         if value is None:
             return default
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:  # as TOML has it
+            raise TopologyError(
+                f"{self.title}: {key!r} is an integer of more than 64 bits.",
+                f"It must be {_KINDS[kind]}.",
+                self.source,
+            )
         if type(value) is not kind:  # True is no integer here
             raise TopologyError(
                 f"{self.title}: {key!r} is {_short(value)}.",
@@ -78,5 +84,8 @@ class Table:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # it holds an integer of thousands of digits
+        return "too large"
     return text if len(text) <= 40 else f"{text[:37]}..."

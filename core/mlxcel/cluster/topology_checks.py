@@ -8,6 +8,7 @@ from collections.abc import Collection
 from mlxcel.cluster.topology import LARGEST, Node, Topology
 from mlxcel.errors import TopologyError, UnsupportedError
 from mlxcel.partition.ranges import format_ranges
+from mlxcel.tensor.options import MOST_RANKS
 
 
 def check_topology(topology: Topology, source: str) -> Topology:
@@ -83,9 +84,9 @@ def _doubles(topology: Topology) -> _Found:
 
 
 def _sizes(topology: Topology) -> _Found:
-    for key in ("pipeline_parallel_size", "tensor_parallel_size"):
-        if not 1 <= (size := getattr(topology, key)) <= LARGEST:
-            return f"{key} = {size} is out of range.", f"Give 1 to {LARGEST}."
+    for key, most in (("pipeline_parallel_size", LARGEST), ("tensor_parallel_size", MOST_RANKS)):
+        if not 1 <= (size := getattr(topology, key)) <= most:
+            return f"{key} = {size} is out of range.", f"Give 1 to {most}."
     return None
 
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from mlxcel.cluster.addresses import parse_address
@@ -71,25 +72,51 @@ def write_topology(path: Path, text: str) -> None:
     Raises:
         FileError: It cannot be written; the file is as it was.
     """
-    target = path.resolve()
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        if target.exists() and not target.is_file():
-            raise OSError("it is no file")
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(path) as (target, part):
         with part.open("w", encoding="utf-8", newline="\n") as opened:
             opened.write(text)
             opened.flush()
             os.fsync(opened.fileno())
         part.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
+
+
+def check_writable(path: Path) -> None:
+    """See that :func:`write_topology` can write ``path``, which stays as it is; its folder is made.
+
+    Raises:
+        FileError: It cannot be written.
+    """
+    with _replacing(path) as (_, part):
+        part.touch()
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[tuple[Path, Path]]:
+    """The file that ``path`` leads to, and one beside it that may replace it.
+
+    Raises:
+        FileError: That is not possible, or what happens within goes wrong.
+    """
+    part = None
+    try:
+        target = path.resolve()
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        if target.exists() and not target.is_file():
+            raise OSError("it is no file")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield target, part
+    # ValueError: a name or a text that no file can have. RuntimeError: a loop of links.
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
         raise FileError(
             path,
-            f"cannot be written ({error.strerror or error}).",
+            f"cannot be written ({problem}).",
             "Name a file in a folder that is yours with --cluster-config-out.",
         ) from error
+    finally:
+        if part is not None:
+            with contextlib.suppress(OSError, ValueError):
+                part.unlink()
 
 
 def read_topology(path: Path) -> Topology:
@@ -129,6 +156,7 @@ def parse_topology(text: str, source: str) -> Topology:
             f"it has more than {LARGEST_FILE} bytes.", "Name the cluster's TOML file.", source
         )
     try:
+        text.encode()  # a string may hold what no file can
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise TopologyError(f"it is no TOML: {error}.", "Correct it.", source) from error
@@ -206,6 +234,17 @@ def _layers(table: Table) -> range | None:
 
 
 def _beside(table: Table, key: str) -> Path | None:
-    """The file that ``key`` names, relative to the TOML's own folder."""
+    """The file that ``key`` names, relative to the TOML's own folder.
+
+    Raises:
+        TopologyError: It is in the home of somebody who is not known.
+    """
     text = table.get(key, str, None)
-    return None if text is None else Path(table.source).parent / Path(text).expanduser()
+    if text is None:
+        return None
+    try:
+        return Path(table.source).parent / Path(text).expanduser()
+    except RuntimeError as error:  # a ~user that nobody is
+        raise TopologyError(
+            f"{table.title}: {key!r} is {text!r}: {error}", "Name a file.", table.source
+        ) from error

@@ -65,7 +65,8 @@ class Admission:
     """Sequences wait here until they are part of a job.
 
     Args:
-        slots: Where there are places.
+        stages: The number of stages.
+        slots: Where there are places, as many as stages or more.
         managers: The cache budget of each worker; none is unlimited.
         ends: The tokens that end a text.
         limits: What the operator allows.
@@ -80,6 +81,7 @@ class Admission:
 
     def __init__(
         self,
+        stages: int,
         slots: Many[Slot],
         managers: Many[StageKVManager],
         ends: tuple[int, ...],
@@ -90,6 +92,7 @@ class Admission:
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.orphans: list[Operation] = []
+        self._stages = stages
         self._slots = slots
         self._grid = grid_of(managers)
         self._ends = ends
@@ -176,10 +179,19 @@ class Admission:
         self._give_back(entry)
 
     def _place(self) -> Slot | None:
-        """The slot that the next sequence goes to; None if all are full."""
+        """The slot that the next sequence goes to; None if all are full.
+
+        Without a wanted size, every stage has a slot, and further ones are there for those who
+        find these full; with one, a slot that is begun is filled first.
+        """
         wanted = self._limits.micro_batch
         open_slots = [s for s in self._slots if len(s.members) < self._limits.batch]
-        if wanted is not None:
+        if wanted is None:
+            ours = [slot for slot in open_slots if slot.key < self._stages]
+            if not ours:
+                return max(open_slots, key=lambda slot: len(slot.members), default=None)
+            open_slots = ours
+        else:
             for slot in open_slots:
                 if 0 < len(slot.members) < wanted:
                     return slot

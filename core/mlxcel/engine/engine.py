@@ -8,6 +8,7 @@ wakes it: nothing polls.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -28,15 +29,21 @@ from mlxcel.engine.stop_strings import StopStrings
 from mlxcel.engine.tokenizer import Tokenizer
 from mlxcel.errors import (
     DeadlineError,
+    InternalError,
+    LogitsError,
     MlxcelError,
     NeverFits,
     QueueFull,
+    StageError,
     TooManyAtOnce,
     Unavailable,
 )
 from mlxcel.family.caches import CacheKind
+from mlxcel.observe.limited_log import LimitedLog
 from mlxcel.pipeline.step import Step, StepFailed, Tokens
 from mlxcel.pipeline.workers import MORE_TIME
+
+_log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -120,6 +127,7 @@ class Engine:
             on_refusal,
             PrefixCache(kinds, settings.prefixes) if kinds is not None else None,
         )
+        self._complaints = LimitedLog(_log)
         self._commands: SimpleQueue[Sequence | _Cancel] = SimpleQueue()
         self._queued = 0
         self._lock = threading.Lock()
@@ -179,10 +187,13 @@ class Engine:
         self._commands.put(_Cancel(index))
         self._bell.set()
 
-    def stop(self, *, drain: float = 0.0) -> None:
+    def stop(self, *, drain: float = 0.0) -> bool:
         """Take no more requests, let the running ones finish for ``drain`` seconds, then end.
 
         The pipeline itself is the caller's to stop.
+
+        Returns:
+            Whether the pipeline is at rest; else it still has steps, which nobody waits for.
         """
         with self._lock:
             if self.phase == "running":
@@ -193,6 +204,7 @@ class Engine:
             self.phase = "stopped"
         self._bell.set()
         self._thread.join()
+        return self._scheduler.in_flight == 0
 
     @property
     def waiting(self) -> int:
@@ -218,7 +230,7 @@ class Engine:
             self._end(error)
         except Exception as error:
             # A fault of the engine itself must reach every client too, not just a log.
-            self._end(Unavailable(f"The engine failed ({type(error).__name__}: {error})."))
+            self._end(InternalError("the engine", f"{type(error).__name__}: {error}"))
             raise
 
     def _done(self) -> bool:
@@ -234,7 +246,8 @@ class Engine:
         outputs = self._take_commands()
         while (answer := self._pipeline.poll()) is not None:
             self._answered = time.monotonic()
-            outputs += self._scheduler.take(answer)
+            outputs += (found := self._scheduler.take(answer))
+            self._complain(found)
         outputs += self._expire()
         waiting = len(self._scheduler.waiting)
         for step in self._scheduler.steps():
@@ -243,6 +256,12 @@ class Engine:
             self._queued -= waiting - len(self._scheduler.waiting)
         if outputs:
             self._deliver(outputs)
+
+    def _complain(self, outputs: list[Output]) -> None:
+        """Log what failed: clients are told too, but only whoever runs the model can help it."""
+        for error in {output.error for output in outputs}:
+            if isinstance(error, StageError | LogitsError):
+                self._complaints.warning(type(error).__name__, str(error))
 
     def _take_commands(self) -> list[Output]:
         outputs = []

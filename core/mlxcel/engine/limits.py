@@ -14,7 +14,8 @@ class Limits:
     """What an operator allows.
 
     ``parallel`` sequences at once, ``batch`` rows in one step at most, ``micro_batch`` rows a
-    slot is filled up to (None: as many slots as stages), ``chunk`` prompt tokens in one step.
+    slot is filled up to (None: as many slots as stages, or as they need), ``chunk`` prompt tokens
+    in one step.
     With ``equal``, only prompts of one length are in one step.
     """
 
@@ -32,9 +33,9 @@ class Limits:
 
 
 def slots_for(stages: int, limits: Limits) -> int:
-    """The slots that circulate: one a stage at least, more if they are to stay small."""
-    rows = limits.micro_batch
-    return stages if rows is None else max(stages, math.ceil(limits.parallel / rows))
+    """The slots that circulate: one a stage at least, and a place for every sequence."""
+    rows = min(limits.batch, limits.micro_batch or limits.batch)
+    return max(stages, math.ceil(limits.parallel / rows))
 
 
 def credits_for(stages: int, limits: Limits) -> int:

@@ -28,6 +28,18 @@ from mlxcel.plugins import Plugins
 from mlxcel.stage.contract import StageSpec
 from mlxcel.tensor.options import ALONE, TensorParallel
 
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_sequence_length",
+    "max_context_length",
+    "max_seq_len",
+    "model_max_length",
+    "seq_length",
+)
+"""What config.json calls the longest sequence: the usual name, and those of older models."""
+
 
 @attrs.frozen
 class Machine:
@@ -119,6 +131,12 @@ class Model:
     def activation_bytes(self) -> int:
         """Bytes of one number of the activations and the caches."""
         return activation_bytes(self.checkpoint, self.dtype)
+
+    @property
+    def context_size(self) -> int | None:
+        """Tokens of the longest sequence the model was made for, if config.json says."""
+        size = self.checkpoint.config.first(*CONTEXT_KEYS)
+        return size if isinstance(size, int) and size > 0 else None
 
     @property
     def _decode_path(self) -> str | None:

@@ -29,7 +29,7 @@ from mlxcel.engine.limits import Limits, credits_for, slots_for
 from mlxcel.engine.prefix_cache import Entry, PrefixCache
 from mlxcel.engine.sequence import Output, Sequence, State
 from mlxcel.engine.slot import token_tensor
-from mlxcel.errors import GrammarFailed, MlxcelError, StageError
+from mlxcel.errors import GrammarFailed, LogitsError, MlxcelError, StageError
 from mlxcel.pipeline.operations import Extend, Filter, Merge, Operation, Release
 from mlxcel.pipeline.step import FAILED_GRAMMAR, FAILED_ROW, Step, StepFailed, Tokens
 
@@ -77,6 +77,7 @@ class Scheduler:
         self._end_tokens = frozenset(end_tokens)
         self._handles = itertools.count()
         self._admission = Admission(
+            stages,
             self.slots,
             managers,
             tuple(sorted(self._end_tokens)),
@@ -264,8 +265,7 @@ class Scheduler:
             if token == FAILED_GRAMMAR:
                 error = GrammarFailed(next(causes, "the stage gave no reason"))
             elif token == FAILED_ROW:
-                cause = "the logits are not numbers (NaN)"
-                error = StageError(self._stages - 1, "sampling", cause)
+                error = LogitsError()
             if sequence.finished:
                 continue
             if error is not None:

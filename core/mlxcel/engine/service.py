@@ -19,7 +19,7 @@ from mlxcel.engine.model import Model
 from mlxcel.engine.sequence import Output
 from mlxcel.engine.slot import Request
 from mlxcel.engine.tokenizer import Tokenizer
-from mlxcel.errors import MlxcelError, NeverFits, Unavailable, UsageError
+from mlxcel.errors import InternalError, MlxcelError, NeverFits, Unavailable, UsageError
 from mlxcel.family.caches import worker_kind
 from mlxcel.observe.live import LiveFigures
 from mlxcel.pipeline.pipeline import OnProgress
@@ -102,8 +102,7 @@ class Service:
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model
-        limits = settings.limits.fitting(model.batching)
-        self.settings = attrs.evolve(settings, limits=limits)
+        self.settings = attrs.evolve(settings, limits=settings.limits.fitting(model.batching))
         self.phase: Phase = "loading"
         self.error: MlxcelError | None = None
         self.stages = [
@@ -122,6 +121,7 @@ class Service:
         self._warm_up = warm_up
         self._warm: SimpleQueue[Output] = SimpleQueue()
         self._stopping = False
+        self._lock = threading.Lock()  # of the phase
         self._on_refusal = on_refusal
         self._on_ready = on_ready
         self._on_end = on_end
@@ -143,9 +143,8 @@ class Service:
 
     @property
     def context_size(self) -> int | None:
-        """Tokens of the longest sequence the model was made for, if config.json says."""
-        size = self.model.checkpoint.config.get("max_position_embeddings")
-        return size if isinstance(size, int) and size > 0 else None
+        """See :attr:`mlxcel.engine.model.Model.context_size`."""
+        return self.model.context_size
 
     @property
     def waiting(self) -> int:
@@ -169,7 +168,7 @@ class Service:
             QueueFull, TooManyAtOnce, NeverFits: As the engine says.
         """
         if self._engine is None or self.phase != "ready":
-            reason = {"loading": "The model is still loading.", "failed": str(self.error)}
+            reason = {"loading": "The model is still loading.", "failed": f"The server has failed: {self.error}"}
             raise Unavailable(reason.get(self.phase, "The server is shutting down."), 2.0)
         self._engine.submit_all(requests)
 
@@ -181,32 +180,39 @@ class Service:
     def stop(self, *, drain: float = 0.0) -> None:
         """Let running requests finish for ``drain`` seconds, then end everything.
 
-        A model that still loads is given up. Called again, from any thread, it hurries: stages
-        that do not answer are then not waited for, nor are they after a failure.
+        A model that still loads or warms up is given up. Called again, from any thread, it
+        hurries. Stages are not waited for if they have steps of unfinished requests, after a
+        failure, or in a hurry.
         """
-        hurried, self._stopping = self._stopping, True
-        if self.phase in ("loading", "ready"):
-            self.phase = "draining"
+        with self._lock:
+            hurried, self._stopping = self._stopping, True
+            loading = self.phase == "loading"
+            if self.phase in ("loading", "ready"):
+                self.phase = "draining"
+        if loading and self._engine is not None:
+            self._engine.stop()  # the loader waits for its warm-up
         if self._loader.ident is not None:
             self._loader.join()
-        if self._engine is not None:
-            self._engine.stop(drain=drain)
+        at_rest = self._engine is None or self._engine.stop(drain=drain)
         if hurried and self._pipeline is not None:
             with suppress(MlxcelError):
                 self._pipeline.stop(drain=False)
-        if self.error is None:
+        # Stages may be in a step that nobody waits for any more, for as long as --pp-timeout.
+        error = self.error or (None if at_rest else Unavailable("The server was shut down."))
+        if error is None:
             self._stack.close()
         else:
-            self._stack.__exit__(type(self.error), self.error, None)
-        if self.phase != "failed":
-            self.phase = "stopped"
+            self._stack.__exit__(type(error), error, None)
+        with self._lock:
+            if self.phase != "failed":
+                self.phase = "stopped"
 
     def _load(self) -> None:
         try:
             began = time.monotonic()
             pipeline = self._stack.enter_context(
                 self._run(
-                    credits=credits_for(len(self.stages), self.settings.limits),
+                    credits=credits_of(self.model, self.settings),
                     on_progress=self._on_progress,
                 )
             )
@@ -215,28 +221,31 @@ class Service:
             pipeline.reports.on_beat = self._on_beat
             for state in self.stages:
                 state.ready = True
-            self._engine = Engine(
+            engine = Engine(
                 pipeline,
                 self.managers,
                 self.model.tokenizer,
                 self.settings,
                 self._hear,
                 self._on_refusal,
-                self._on_engine_end,
+                self._fail,
                 self.model.cache_kinds,
             )
-            self._engine.start()
-            if self._warm_up:
-                self._make_one_token(self._engine)
-            if not self._stopping:
-                self.phase = "ready"
+            engine.start()
+            self._engine = engine  # from here on stop() ends it; what was stopped before is seen
+            if self._warm_up and not self._stopping:
+                self._make_one_token(engine)
+            with self._lock:
+                ready = self.phase == "loading"
+                if ready:
+                    self.phase = "ready"
+            if ready:
                 self._on_ready(loaded - began, time.monotonic() - loaded)
         except MlxcelError as error:
-            if not self._stopping:
-                self._fail(error)
+            self._fail(error)
         except Exception as error:
             # Whoever waits for the model must hear of a bug too.
-            self._fail(Unavailable(f"Loading failed ({type(error).__name__}: {error})."))
+            self._fail(InternalError("the loading of the model", f"{type(error).__name__}: {error}"))
             raise
 
     def _make_one_token(self, engine: Engine) -> None:
@@ -269,12 +278,18 @@ class Service:
         if self._stopping:
             raise Unavailable("The server was shut down.")
 
-    def _on_engine_end(self, error: MlxcelError) -> None:
-        self._fail(error)
-
     def _fail(self, error: MlxcelError) -> None:
-        self.error, self.phase = error, "failed"
+        """What breaks while the service is being stopped is no failure of it."""
+        with self._lock:
+            if self._stopping:
+                return
+            self.error, self.phase = error, "failed"
         self._on_end()
+
+
+def credits_of(model: Model, settings: Settings) -> int:
+    """Steps in flight at most when ``model`` is served, wherever its stages are."""
+    return credits_for(len(model.plan.stages), settings.limits.fitting(model.batching))
 
 
 def kv_managers(

@@ -43,7 +43,7 @@ class PeerRefused(DialError):
 
 @attrs.define(eq=False)
 class VersionMismatch(DialError):
-    """The other node speaks another version of the protocol."""
+    """The other node speaks another version of the protocol, or the same with other fields."""
 
     ours: int
     theirs: int
@@ -137,6 +137,25 @@ class PeerLost(MlxcelError):
         return (
             f"{self.node} @ {self.address} is lost: {self.what.rstrip('.')}. What was running is "
             f"lost with it; see to that node, then start the coordinator again."
+        )
+
+
+@attrs.define(eq=False)
+class PeerLinkBroken(PeerLost):
+    """Two nodes of a running cluster that live, and whose connection broke.
+
+    ``node`` is one of them, ``other`` and ``other_address`` the second; ``what`` says how.
+    """
+
+    other: str
+    other_address: str
+
+    def __str__(self) -> str:
+        return (
+            f"the connection between {self.node} @ {self.address} and {self.other} @ "
+            f"{self.other_address} broke, though both answer: {self.what.rstrip('.')}. What was "
+            f"running is lost with it; look at the network between them (cables, firewalls, limits "
+            f"for idle connections), then start the coordinator again."
         )
 
 

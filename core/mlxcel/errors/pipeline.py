@@ -50,10 +50,15 @@ class StageError(MlxcelError):
     operation: str
     cause: str
 
+    @property
+    def problem(self) -> str:
+        """What happened, without what to do about it."""
+        return f"stage {self.stage} failed during {self.operation}: {self.cause}."
+
     def __str__(self) -> str:
         return (
-            f"stage {self.stage} failed during {self.operation}: {self.cause}. "
-            f"Run it with --pp-size 1 to see whether the model itself fails."
+            f"{self.problem} `mlxcel generate` with --pp-size 1 shows whether the model itself "
+            f"fails."
         )
 
 
@@ -85,18 +90,37 @@ class GrammarFailed(MlxcelError):
 class RankLost(MlxcelError):
     """A rank of a stage that did not take part in what all ranks do together.
 
-    ``operation`` is what was to be done, ``how`` why it failed. The group is over.
+    ``operation`` is what was to be done, ``how`` why it failed. The group is over. ``broken`` says
+    that who tells this saw the connection with that rank end; else it was late, or others told.
     """
 
     stage: int
     rank: int
     operation: str
     how: str
+    broken: bool = False
 
     def __str__(self) -> str:
         return (
             f"rank {self.rank} of stage {self.stage} is lost in {self.operation}: {self.how}. "
             f"Look at its log; if it was only slow, give it more time with --tp-timeout."
+        )
+
+
+@attrs.define(eq=False)
+class RankLinkBroken(MlxcelError):
+    """The connection between two ranks of a stage that broke, while both live."""
+
+    stage: int
+    rank: int
+    other: int
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"the connection between rank {self.rank} and rank {self.other} of stage {self.stage} "
+            f"broke: {self.how}. Both live. What was running is lost; look at the network between "
+            f"them (cables, firewalls, limits for idle connections), then start again."
         )
 
 
@@ -131,7 +155,8 @@ class WorkerFailed(MlxcelError):
     """A stage's process ended by an error; ``kind`` and ``text`` are the error as it was there.
 
     ``rank`` is the process's in its stage; None where it was all of the stage. ``lost`` are the
-    stage and the rank of another one that it missed, if that is the error.
+    stage and the rank of another one that it missed, if that is the error, and ``broken`` is how
+    it saw the connection with that one end, if it did.
     """
 
     stage: int
@@ -140,6 +165,7 @@ class WorkerFailed(MlxcelError):
     exit_code: int = 1  # type: ignore[misc]  # as the error itself would have returned
     rank: int | None = None
     lost: tuple[int, int] | None = None
+    broken: str = ""
 
     def __str__(self) -> str:
         return f"{_title(self.stage, self.rank)}: {self.text}"

@@ -76,6 +76,17 @@ class ServerAnswerError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class InternalError(MlxcelError):
+    """A bug: ``what`` met an error that nobody foresaw; ``cause`` is its type and text."""
+
+    what: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"{self.what} failed: {self.cause}. This is a bug in mlxcel; please report it."
+
+
+@attrs.define(eq=False)
 class QueueFull(MlxcelError):
     """More requests would wait than the operator allows; try again later."""
 

@@ -156,6 +156,14 @@ class Family:
         """
         return tensors
 
+    def unpacks(self, config: ModelConfig) -> tuple[str, ...]:
+        """The ``quant_method`` of each tool whose tensors ``sanitize`` unpacks; none by default.
+
+        What :meth:`loaded` then says of those tensors is not looked at. MLX's own form needs no
+        mention, nor does what mlx-lm's loader turns into it (AWQ, GPTQ).
+        """
+        return ()
+
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         """Every parameter of the whole model, as mlx-lm's own model of ``config`` has them.
 

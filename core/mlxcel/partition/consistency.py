@@ -17,6 +17,13 @@ from mlxcel.partition.ranges import format_layers
 if TYPE_CHECKING:
     from mlxcel.checkpoint.checkpoint import Checkpoint
 
+_LEFT_OVER = frozenset(
+    "absmax quant_map SCB g_idx weight_packed weight_scale weight_scale_2 weight_scale_inv "
+    "weight_global_scale weight_zero_point".split()
+)
+"""What other tools call the parts of a packed matrix, as far as no loader makes MLX's of them."""
+
+_PACKED_TYPES = frozenset({"U8", "I8", "I16", "I32", "F8_E4M3", "F8_E5M2", "F4"})
 _LAYER = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
 
 
@@ -24,9 +31,10 @@ def check_consistency(checkpoint: Checkpoint, family: Family) -> None:
     """Refuse a checkpoint whose parts contradict each other.
 
     Raises:
-        CheckpointError: The output projection is missing, or tensors are packed and
-            config.json does not say how.
+        CheckpointError: The output projection is missing, tensors are packed and
+            config.json does not say how, or they are packed by a tool that is not read.
     """
+    _check_foreign(checkpoint, family)
     _check_head(checkpoint, family)
     _check_packed(checkpoint)
 
@@ -51,6 +59,36 @@ def oddities(checkpoint: Checkpoint) -> tuple[str, ...]:
                 f"{', '.join(unused)}"
             )
     return tuple(notices)
+
+
+def _check_foreign(checkpoint: Checkpoint, family: Family) -> None:
+    """What another tool packed is read where the model's class unpacks it.
+
+    Some conversions still name the tool after they have unpacked everything; they do no harm.
+    """
+    quantization, config = checkpoint.quantization, checkpoint.config
+    method = None if quantization is None else quantization.method
+    if method in family.unpacks(config):
+        return
+    unknown = quantization is not None and quantization.mode is None
+    packed = next(
+        (
+            header
+            for name, header in checkpoint.loaded.items()
+            if name.rpartition(".")[2] in _LEFT_OVER or (unknown and header.dtype in _PACKED_TYPES)
+        ),
+        None,
+    )
+    if packed is None and (checkpoint.files or not unknown):
+        return
+    how = f"by {method!r}" if method else "in a form that it does not name"
+    which = "" if packed is None else f" ({packed.name} in {packed.file.name})"
+    raise CheckpointError(
+        config.path,
+        f"the weights are packed {how}{which}, which is not read for a model of type "
+        f"{config.model_type!r}.",
+        "Quantize the original weights with mlx_lm.convert, or get them unpacked.",
+    )
 
 
 def _check_head(checkpoint: Checkpoint, family: Family) -> None:

@@ -139,36 +139,43 @@ def receive_socket(control: socket.socket) -> socket.socket:
 def speak_of_failures(converter: cattrs.Converter) -> None:
     """Have ``converter`` write errors in words, and read them as :class:`WorkerFailed`."""
     converter.register_unstructure_hook_func(
-        lambda cls: isinstance(cls, type) and issubclass(cls, BaseException), _error_out
+        lambda cls: isinstance(cls, type) and issubclass(cls, BaseException),
+        lambda error: converter.unstructure(_error_out(error)),
     )
-    converter.register_structure_hook(Failed, _failed_in)
+    converter.register_structure_hook(Failed, lambda value, _: _failed_in(value, converter))
 
 
 def _error_out(error: BaseException) -> dict[str, Any]:
     """An error in words: objects of Python never cross a process boundary."""
     if isinstance(error, WorkerFailed):  # in words already: a supervisor passes it on
         words = {"kind": error.kind, "text": error.text, "exit_code": error.exit_code}
-        return words if error.lost is None else {**words, "lost": list(error.lost)}
+        if error.lost is None:
+            return words
+        return {**words, "lost": list(error.lost), "broken": error.broken}
     code = error.exit_code if isinstance(error, MlxcelError) else 1
     text = str(error) if isinstance(error, MlxcelError) else f"{type(error).__name__}: {error}"
     words = {"kind": type(error).__name__, "text": text, "exit_code": code}
     if isinstance(error, RankLost):
-        words["lost"] = [error.stage, error.rank]
+        words |= {"lost": [error.stage, error.rank], "broken": error.how if error.broken else ""}
     return words
 
 
-def _failed_in(value: dict[str, Any], _: Any) -> Failed:
+def _failed_in(value: dict[str, Any], converter: cattrs.Converter) -> Failed:
     stage, rank, error = int(value["stage"]), int(value["rank"]), value["error"]
-    kind, text, code = str(error["kind"]), str(error["text"]), int(error["exit_code"])
+    kind, text, broken = (
+        converter.structure(words, str)
+        for words in (error["kind"], error["text"], error.get("broken", ""))
+    )
+    code = int(error["exit_code"])
     lost = None
     if "lost" in error:
         lost_stage, lost_rank = error["lost"]
         lost = int(lost_stage), int(lost_rank)
-    return Failed(stage, WorkerFailed(stage, kind, text, code, lost=lost), rank)
+    return Failed(stage, WorkerFailed(stage, kind, text, code, lost=lost, broken=broken), rank)
 
 
 def _make_converter() -> cattrs.Converter:
-    converter = strict_converter()
+    converter = strict_converter(escaping=True)
     converter.register_unstructure_hook(Path, str)
     converter.register_structure_hook(Path, lambda value, _: Path(value))
     speak_of_failures(converter)

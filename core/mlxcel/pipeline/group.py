@@ -16,6 +16,8 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
+import attrs
+
 from mlxcel.errors import ChannelClosed, DeadlineError, MlxcelError, RankLost, WireError
 from mlxcel.transport.contract import Connection
 from mlxcel.wire.tensor import Buffer
@@ -28,7 +30,18 @@ LISTEN_SECONDS = 1.0
 TELL_SECONDS = 0.5
 """How long a notice may take; who does not read it has other worries."""
 
+CLOSED = "it has closed the connection"
+
 MOST_RANKS = 256
+
+
+@attrs.frozen
+class _Lost:
+    """Which rank is missed, and how; ``broken`` if this rank saw their connection end."""
+
+    rank: int
+    how: str
+    broken: bool = False
 
 
 def group_peers(rank: int, size: int) -> tuple[int, ...]:
@@ -86,7 +99,7 @@ class RankGroup:
             # The other end may have left because it missed a third one, of which the rank before
             # this one has told.
             witness = (self.rank - 1) % self.size
-            lost = (rank, self._how(error))
+            lost = self._missed(rank, error)
             raise self._lost(lost, witness if witness != rank else None, operation) from error
 
     def receive(self, rank: int, operation: str, *, idle: bool = False) -> memoryview:
@@ -103,14 +116,14 @@ class RankGroup:
         try:
             frame = self._connections[rank].receive(None if idle else self.timeout)
         except DeadlineError as error:
-            raise self._lost((rank, self._how(error)), rank, operation) from error
+            raise self._lost(self._missed(rank, error), rank, operation) from error
         except ChannelClosed as error:
-            raise self._lost((rank, self._how(error)), None, operation) from error
+            raise self._lost(self._missed(rank, error), None, operation) from error
         except WireError:
             self.close()
             raise
         if frame is None:
-            raise self._lost((rank, "it has closed the connection"), None, operation)
+            raise self._lost(_Lost(rank, CLOSED, broken=True), None, operation)
         if frame[:1] == DATA:
             return frame[1:]
         try:
@@ -125,16 +138,16 @@ class RankGroup:
         for connection in self._connections.values():
             connection.close()
 
-    def _how(self, error: ChannelClosed | DeadlineError) -> str:
+    def _missed(self, rank: int, error: ChannelClosed | DeadlineError) -> _Lost:
         if isinstance(error, DeadlineError):
-            return f"nothing came through within {self.timeout:g} s"
-        return error.reason or "the connection is closed"
+            return _Lost(rank, f"nothing came through within {self.timeout:g} s")
+        return _Lost(rank, error.reason or CLOSED, broken=True)
 
-    def _lost(self, lost: tuple[int, str], witness: int | None, operation: str) -> RankLost:
+    def _lost(self, lost: _Lost, witness: int | None, operation: str) -> RankLost:
         """Find out which rank is really lost, tell the others, and leave.
 
         Args:
-            lost: Which rank seems to be, and how.
+            lost: Which rank seems to be.
             witness: The rank that may know better.
         """
         until = time.monotonic() + min(LISTEN_SECONDS, self.timeout / 4)
@@ -145,9 +158,9 @@ class RankGroup:
             lost = said
             self._tell(lost)
         self.close()
-        return RankLost(self.stage, lost[0], operation, lost[1])
+        return RankLost(self.stage, lost.rank, operation, lost.how, lost.broken)
 
-    def _hear(self, witness: int | None, seconds: float) -> tuple[int, str] | None:
+    def _hear(self, witness: int | None, seconds: float) -> _Lost | None:
         """The notice that comes from ``witness`` in so many seconds, if any does."""
         if witness is None:
             return None
@@ -158,18 +171,19 @@ class RankGroup:
                     return _read_notice(frame)
         return None
 
-    def _tell(self, lost: tuple[int, str]) -> None:
+    def _tell(self, lost: _Lost) -> None:
+        notice = NOTICE, bytes([lost.rank]), lost.how.encode()
         for rank, connection in self._connections.items():
-            if rank != lost[0]:
+            if rank != lost.rank:
                 with contextlib.suppress(MlxcelError):
-                    connection.send((NOTICE, bytes(lost[:1]), lost[1].encode()), TELL_SECONDS)
+                    connection.send(notice, TELL_SECONDS)
 
 
-def _read_notice(frame: memoryview) -> tuple[int, str]:
+def _read_notice(frame: memoryview) -> _Lost:
     """Which rank is missed, and how."""
     if frame[:1] != NOTICE or len(frame) < 2:
         raise WireError("a frame between two ranks that is neither data nor a notice")
     try:
-        return frame[1], bytes(frame[2:]).decode()
+        return _Lost(frame[1], bytes(frame[2:]).decode())
     except UnicodeDecodeError:
         raise WireError("a rank's notice that is no text") from None

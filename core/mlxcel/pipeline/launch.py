@@ -21,12 +21,12 @@ def worker_command(control: int, without: Sequence[str] = ()) -> list[str]:
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Within this, SIGINT waits, for ever in the processes that this thread starts.
+    """Within this, SIGINT and SIGHUP wait, for ever in the processes that this thread starts.
 
-    Ctrl-C reaches a terminal's whole process group, so also a worker that is still importing what
-    it would ignore it with.
+    Ctrl-C and the end of a terminal reach its whole process group, so also a worker that is still
+    importing what it would ignore them with.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

@@ -136,5 +136,7 @@ class ConnectionInbox:
             reason = closed.reason or reason
         except MlxcelError as error:
             reason = str(error)
+        except Exception as error:  # such as no memory for a large frame
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
         finally:
             self.close(reason)

@@ -17,10 +17,10 @@ from mlxcel.errors import (
     ChannelClosed,
     DeadlineError,
     MlxcelError,
-    RankLost,
+    RankLinkBroken,
     StageError,
-    WorkerFailed,
 )
+from mlxcel.pipeline.accusation import accusation, broken_connection
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
@@ -210,31 +210,34 @@ class WorkerPipeline(ABC):
     def _first_failure(self, failed: Failed | None = None) -> Failed | None:
         """The failure that all others follow from, if one is reported within a moment.
 
-        Who loses a rank only says what it saw; that rank, or whoever watches it, says why.
+        Who loses a rank only says what it saw; that rank, or whoever watches it, says why. If
+        nobody does, it may have been their connection.
 
         Args:
             failed: What has been reported already.
         """
         deadline = time.monotonic() + CAUSE_SECONDS
-        while failed is None or _follows(failed):
+        heard = [] if failed is None else [failed]
+        while not heard or accusation(heard[-1]):
             try:
                 report = self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
-                break
+                return _between_ranks(heard, self._ended)
             match report:
-                case Failed() if failed is None or not _follows(report):
-                    failed = report
+                case Failed():
+                    heard.append(report)
                 case Ended():
                     self._ended[report.stage, report.rank] = report
-        return failed
+        return heard[-1]
 
 
-def _follows(failed: Failed) -> bool:
-    """Whether this failure follows from another worker's."""
-    error = failed.error
-    return isinstance(error, RankLost) or (
-        isinstance(error, WorkerFailed) and error.kind == RankLost.__name__
-    )
+def _between_ranks(heard: Sequence[Failed], ended: Container[tuple[int, int]]) -> Failed | None:
+    """What ranks that only accuse each other have in common, else what the first of them said."""
+    accusations = [said for failed in heard if (said := accusation(failed))]
+    if broken := broken_connection(accusations, ended):
+        (stage, rank), (_, other) = broken.reporter, broken.accused
+        return Failed(stage, RankLinkBroken(stage, rank, other, broken.broken), rank)
+    return heard[0] if heard else None
 
 
 def _progress(stage: int, loading: Iterable[Loading]) -> tuple[int, int, int]:

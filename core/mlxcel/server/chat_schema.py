@@ -10,25 +10,25 @@ import attrs
 
 from mlxcel.server.errors import invalid
 from mlxcel.server.fields import Fields, is_too_deep, quoted
-from mlxcel.server.schema import (
-    MOST_LOGPROBS,
-    Generation,
-    Refused,
-    read_generation,
-    refuse_unsupported,
-)
+from mlxcel.server.schema import MOST_LOGPROBS, Generation, read_generation
 from mlxcel.server.tools import Message, Tool, name_of
+from mlxcel.server.unsupported import Refused, refuse_unsupported
+
+_OR_EFFORT = "Send 'enable_thinking' or 'reasoning_effort'."
 
 UNSUPPORTED: Mapping[str, Refused] = {
+    "add_special_tokens": Refused((False,), "The chat template writes them."),
     "audio": Refused(),
     "echo": Refused((False,)),
     "function_call": Refused(("none", "auto"), "Send 'tool_choice'."),
     "functions": Refused(([],), "Send 'tools'."),
     "modalities": Refused((["text"],)),
     "prediction": Refused(),
+    "reasoning": Refused(({},), _OR_EFFORT),
     "stop_sequences": Refused(([],), "Send 'stop'."),
     "suffix": Refused(("",)),
     "system": Refused((), "Send a message whose role is 'system'."),
+    "thinking": Refused(({},), _OR_EFFORT),
     "web_search_options": Refused(),
 }
 """Fields of the chat API that would change the answer."""
@@ -249,6 +249,8 @@ def read_variables(fields: Fields) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if (effort := fields.text("reasoning_effort")) is not None:
         variables["reasoning_effort"] = effort
+    if fields.get("enable_thinking") is not None:
+        variables["enable_thinking"] = fields.flag("enable_thinking")
     given = fields.object("chat_template_kwargs") or Fields({})
     for name in given.names():
         value, path = given.get(name), f"chat_template_kwargs.{name}"

@@ -9,15 +9,24 @@ import attrs
 
 from mlxcel.server.errors import invalid
 from mlxcel.server.fields import Fields
-from mlxcel.server.schema import MOST_CHOICES, MOST_LOGPROBS, Generation, Refused, read_generation
+from mlxcel.server.schema import MOST_CHOICES, MOST_LOGPROBS, Generation, read_generation
+from mlxcel.server.unsupported import Refused
 
 MOST_TOKEN_ID = (1 << 31) - 1
 
+_FOR_CHATS = "A text has no chat template; send it to /v1/chat/completions."
+
 UNSUPPORTED: Mapping[str, Refused] = {
+    "add_special_tokens": Refused((True,), "Send the prompt as token ids."),
+    "chat_template_kwargs": Refused(({},), _FOR_CHATS),
+    "enable_thinking": Refused((), _FOR_CHATS),
     "functions": Refused(([],), "Send 'tools' to /v1/chat/completions."),
+    "reasoning": Refused(({},), _FOR_CHATS),
+    "reasoning_effort": Refused((), _FOR_CHATS),
     "stop_sequences": Refused(([],), "Send 'stop'."),
     "suffix": Refused(("",)),
     "system": Refused((), "Send it as the beginning of the prompt."),
+    "thinking": Refused(({},), _FOR_CHATS),
     "tool_choice": Refused(("none", "auto"), "Send 'tools' to /v1/chat/completions."),
     "tools": Refused(([],), "Send them to /v1/chat/completions."),
     "top_logprobs": Refused((0,), "Send 'logprobs'."),

@@ -14,9 +14,11 @@ from mlxcel.errors import (
     ChatTemplateRefusal,
     DeadlineError,
     GrammarFailed,
+    LogitsError,
     MlxcelError,
     NeverFits,
     PeerLost,
+    RankLinkBroken,
     QueueFull,
     StageError,
     TooManyAtOnce,
@@ -29,6 +31,12 @@ from mlxcel.errors import (
 
 RETRY_AFTER = 1.0
 """Seconds after which to try again where the error itself names none."""
+
+NOT_NUMBERS = (
+    "The model's logits are not numbers (NaN), and would not be for the same request again. "
+    "Another prompt may work; if none does, whoever runs the server can try --dtype float32, or "
+    "get the checkpoint again."
+)
 
 
 @attrs.define(eq=False)
@@ -99,8 +107,13 @@ def as_api_error(error: BaseException) -> ApiError:
         case Unavailable():
             return ApiError(503, str(error), "unavailable", retry_after=error.retry_after)
         case StageError():
-            return ApiError(503, str(error), "stage_failed", retry_after=RETRY_AFTER)
-        case PeerLost() | WorkerDied() | WorkerFailed() | WorkerSilent() | ChannelClosed():
+            text = f"{error.problem} Try again; if it fails again, whoever runs the server must look."
+            return ApiError(503, text, "stage_failed", retry_after=RETRY_AFTER)
+        case LogitsError():
+            return ApiError(500, NOT_NUMBERS, "invalid_logits")
+        case PeerLost() | RankLinkBroken() | ChannelClosed():
+            return ApiError(503, str(error), "stage_lost", retry_after=RETRY_AFTER)
+        case WorkerDied() | WorkerFailed() | WorkerSilent():
             return ApiError(503, str(error), "stage_lost", retry_after=RETRY_AFTER)
         case DeadlineError():
             return ApiError(503, str(error), "deadline", retry_after=RETRY_AFTER)

@@ -22,6 +22,9 @@ LOOK_SECONDS = 1.0
 CLIENT_GONE = 499
 """The status, seen by nobody but the metrics, of a request whose client hung up."""
 
+FAILED = web.RequestKey("failed", int)
+"""The status that an answer would have had which failed when its events had begun."""
+
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -121,6 +124,7 @@ async def _stream(
             explained = as_api_error(error)
             if explained.code == "internal_error":
                 _log.error("%s %s failed", request.method, request.path, exc_info=error)
+            request[FAILED] = explained.status
             events.send(answer.failure(explained))
     await events.end()
     return events.response

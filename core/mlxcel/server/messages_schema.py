@@ -10,28 +10,36 @@ import attrs
 from mlxcel.server.chat_schema import ChatRequest, named_tool
 from mlxcel.server.errors import invalid
 from mlxcel.server.fields import Fields, quoted
-from mlxcel.server.schema import (
-    MOST_TOKENS,
-    UNSUPPORTED,
-    Generation,
-    Refused,
-    read_sampling,
-    read_stop,
-    refuse_unsupported,
-)
+from mlxcel.server.schema import MOST_TOKENS, Generation, read_sampling, read_seed, read_stop
 from mlxcel.server.tools import Message, Tool
+from mlxcel.server.unsupported import UNSUPPORTED, Refused, refuse_unsupported
+
+_BY_THINKING = "Send 'thinking'."
 
 MESSAGES_UNSUPPORTED: Mapping[str, Refused] = {
     **UNSUPPORTED,
+    "add_special_tokens": Refused((False,), "The chat template writes them."),
+    "best_of": Refused((1,), "Send several requests."),
+    "chat_template_kwargs": Refused(({},), _BY_THINKING),
     "container": Refused(),
     "context_management": Refused(),
+    "enable_thinking": Refused((False,), _BY_THINKING),
+    "functions": Refused(([],), "Send 'tools'."),
+    "ignore_eos": Refused((False,)),
     "logprobs": Refused((False,)),
+    "max_completion_tokens": Refused((), "Send 'max_tokens'."),
     "mcp_servers": Refused(([],)),
     "n": Refused((1,), "Send several requests."),
     "output_config": Refused(({},)),
     "output_format": Refused(),
+    "parallel_tool_calls": Refused(
+        (True,), "Send 'tool_choice' with 'disable_parallel_tool_use'."
+    ),
+    "reasoning": Refused(({},), _BY_THINKING),
+    "reasoning_effort": Refused(("none",), _BY_THINKING),
     "response_format": Refused((), "Send it to /v1/chat/completions."),
     "stop": Refused(([],), "Send 'stop_sequences'."),
+    "top_logprobs": Refused((0,)),
 }
 """Fields that would change the answer."""
 
@@ -75,7 +83,7 @@ def read_messages_request(body: Mapping[str, Any], *, counting: bool = False) ->
         model=fields.text("model"),
         max_tokens=max_tokens or 1,
         sampling=read_sampling(fields),
-        seeded=fields.get("seed") is not None,
+        seeded=read_seed(fields) is not None,
         stop=read_stop(fields, "stop_sequences"),
         stream=fields.flag("stream"),
     )
@@ -192,6 +200,8 @@ def _tool_result(block: Fields) -> Message:
         content = "".join(map(_text, inner))
     elif content is not None and not isinstance(content, str):
         raise block.wrong("content", "a string or a list of text blocks")
+    if block.flag("is_error"):  # no template has a place for this
+        content = f"Error: {content}" if content else "Error"
     return {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": content or ""}
 
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from mlxcel.server.answers import to_json
 from mlxcel.server.errors import ApiError, as_api_error
+from mlxcel.server.flow import FAILED
 from mlxcel.server.messages import PATH
 from mlxcel.server.messages_answer import error_body
 from mlxcel.server.models import MODEL
@@ -43,7 +44,8 @@ async def count_and_explain(request: web.Request, handler: Handler) -> web.Strea
     resource = request.match_info.route.resource
     endpoint = "other" if resource is None else resource.canonical
     name = request.get(MODEL, serving.options.model_id)
-    serving.metrics.answered(endpoint, serving.options.knows(name), response.status)
+    status = request.get(FAILED, response.status)
+    serving.metrics.answered(endpoint, serving.options.knows(name), status)
     return response
 
 

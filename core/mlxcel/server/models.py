@@ -39,6 +39,11 @@ def check_model(serving: Serving, name: str | None) -> None:
 
 
 def _model(serving: Serving) -> dict[str, Any]:
-    model = {"id": serving.options.model_id, "object": "model", "owned_by": "mlxcel"}
+    model = {
+        "id": serving.options.model_id,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "mlxcel",
+    }
     size = serving.context_size
     return model if size is None else {**model, "context_size": size}

@@ -15,12 +15,24 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxcel.errors import AddressError
 from mlxcel.server.serving import SERVING, Serving
+from mlxcel.server.site import BACKLOG, Site
 
 LAST_SECONDS = 5.0
 """How long the last answers may take to be written when everything has ended."""
 
-BACKLOG = 128
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+IDLE_SECONDS = 75.0
+"""How long a client may take to send the next request's head; longer than proxies keep a connection
+that they do not use."""
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """What asks a server to end: SIGTERM, Ctrl-C, and a terminal that is closed.
+
+    Not the last where whoever started the process ignores it, as nohup does.
+    """
+    asked = (signal.SIGTERM, signal.SIGINT)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return asked if ignored else (*asked, signal.SIGHUP)
 
 
 def bind(host: str, port: int, *, listen: bool = True) -> socket.socket:
@@ -39,15 +51,11 @@ def bind(host: str, port: int, *, listen: bool = True) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        # Else Linux gives the port to others too, until one of them listens.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return sock
     except OSError as error:
         raise AddressError(host, port, error.strerror or str(error)) from error
-
-
-def url_of(sock: socket.socket) -> str:
-    """The address of a listening socket as a URL."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def make_runner(app: web.Application, shutdown_timeout: float = LAST_SECONDS) -> web.AppRunner:
@@ -58,6 +66,7 @@ def make_runner(app: web.Application, shutdown_timeout: float = LAST_SECONDS) ->
         shutdown_timeout=shutdown_timeout,
         logger=_http_log,
         auto_decompress=False,  # the handlers refuse what is compressed
+        keepalive_timeout=IDLE_SECONDS,
     )
 
 
@@ -73,7 +82,7 @@ _http_log.addFilter(_is_our_fault)
 async def serve(
     app: web.Application, sock: socket.socket, on_listening: Callable[[], None]
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests finish; a second one ends at once.
+    """Serve until a signal, then let running requests finish; a second one ends at once.
 
     Raises:
         MlxcelError: The model could not be loaded, or a stage died.
@@ -83,7 +92,7 @@ async def serve(
     stopping = asyncio.Event()
     await runner.setup()
     try:
-        await web.SockSite(runner, sock).start()
+        await Site(runner, sock).start()
         with _signals(serving, stopping):
             on_listening()
             await _first(stopping.wait(), serving.ended.wait())
@@ -105,12 +114,13 @@ def _signals(serving: Serving, stopping: asyncio.Event) -> Iterator[None]:
             hurried.append(loop.create_task(serving.stop(0)))
         stopping.set()
 
-    for number in SIGNALS:
+    numbers = ending_signals()
+    for number in numbers:
         loop.add_signal_handler(number, hear)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 

@@ -11,6 +11,7 @@ import attrs
 from mlxcel.pipeline.operations import Sampling
 from mlxcel.server.errors import invalid
 from mlxcel.server.fields import Fields, quoted
+from mlxcel.server.unsupported import UNSUPPORTED, WINDOWS, Refused, refuse_unsupported
 
 DEFAULT_MAX_TOKENS = 512
 MOST_TOKENS = (1 << 31) - 1
@@ -22,52 +23,6 @@ SEED_BITS = 63
 
 JSON_OBJECT: Mapping[str, Any] = {"type": "object"}
 """The schema of any JSON object."""
-
-
-@attrs.frozen
-class Refused:
-    """A field that is not supported.
-
-    ``harmless`` are the values that ask for nothing; ``instead`` says what else can be done.
-    """
-
-    harmless: tuple[Any, ...] = ()
-    instead: str = "Leave it out."
-
-
-_BY_SCHEMA = Refused((), "Describe the form of the answer with 'response_format'.")
-_NO_STOP_IDS = Refused(([],), "Name the strings that end the text with 'stop'.")
-
-UNSUPPORTED: Mapping[str, Refused] = {
-    "add_generation_prompt": Refused((True,)),
-    "allowed_token_ids": Refused(([],), "Favour tokens with 'logit_bias'."),
-    "chat_template": Refused((), "The model's own template is used."),
-    "continue_final_message": Refused((False,)),
-    "documents": Refused(([],), "Send the documents in a message."),
-    "dry_multiplier": Refused((0, 0.0)),
-    "grammar": _BY_SCHEMA,
-    "guided_choice": _BY_SCHEMA,
-    "guided_grammar": _BY_SCHEMA,
-    "guided_json": _BY_SCHEMA,
-    "guided_regex": _BY_SCHEMA,
-    "include_stop_str_in_output": Refused((False,)),
-    "json_schema": _BY_SCHEMA,
-    "length_penalty": Refused((1, 1.0)),
-    "logits_processors": Refused(([],)),
-    "min_tokens": Refused((0,)),
-    "mirostat": Refused((0,)),
-    "n_predict": Refused((), "Send 'max_tokens'."),
-    "prompt_logprobs": Refused(),
-    "repeat_penalty": Refused((1, 1.0), "Send 'repetition_penalty'."),
-    "skip_special_tokens": Refused((True,)),
-    "stop_token_ids": _NO_STOP_IDS,
-    "structured_outputs": _BY_SCHEMA,
-    "truncate_prompt_tokens": Refused(),
-    "typical_p": Refused((1, 1.0)),
-    "use_beam_search": Refused((False,)),
-    "xtc_probability": Refused((0, 0.0)),
-}
-"""Fields that other servers know and that would change the answer."""
 
 
 @attrs.frozen
@@ -129,7 +84,7 @@ def read_generation(
         model=fields.text("model"),
         max_tokens=next((limit for limit in limits if limit is not None), DEFAULT_MAX_TOKENS),
         sampling=read_sampling(fields, logprobs),
-        seeded=fields.get("seed") is not None,
+        seeded=read_seed(fields) is not None,
         stop=read_stop(fields, "stop"),
         stream=stream,
         include_usage=stream_options is not None and stream_options.flag("include_usage"),
@@ -137,26 +92,6 @@ def read_generation(
         ignore_eos=fields.flag("ignore_eos"),
         schema=read_response_format(fields),
     )
-
-
-def refuse_unsupported(fields: Fields, unsupported: Mapping[str, Refused]) -> None:
-    """Refuse the body if a field asks for something of ``unsupported``.
-
-    Raises:
-        ApiError: It does.
-    """
-    for name in fields.names():
-        if (refused := unsupported.get(name)) is not None and not _asks_for_nothing(
-            refused, fields.get(name)
-        ):
-            path = fields.path(name)
-            text = f"'{path}' is not supported by this server. {refused.instead}"
-            raise invalid(text, path, "unsupported_parameter")
-
-
-def _asks_for_nothing(refused: Refused, value: object) -> bool:
-    # 0 equals False to Python, and to nobody else.
-    return any(type(value) is type(same) and value == same for same in refused.harmless)
 
 
 def read_response_format(fields: Fields) -> Mapping[str, Any] | None:
@@ -196,12 +131,12 @@ def read_sampling(fields: Fields, logprobs: int | None = None) -> Sampling:
     for name, value in (("top_p", top_p), ("repetition_penalty", penalty)):
         if value == 0:
             raise fields.wrong(name, "above 0")
-    seed = fields.integer("seed", -(1 << SEED_BITS), (1 << SEED_BITS) - 1)
+    seed = read_seed(fields)
     bias = _read_logit_bias(fields)
-    return Sampling(
+    sampling = Sampling(
         temperature=number("temperature", 0, 2, 0.0),
         top_p=top_p,
-        top_k=fields.integer("top_k", 0, MOST_TOKENS) or 0,
+        top_k=max(0, fields.integer("top_k", -1, MOST_TOKENS) or 0),  # -1 is off, as to vLLM
         min_p=number("min_p", 0, 1, 0.0),
         seed=secrets.randbits(SEED_BITS) if seed is None else seed,
         repetition_penalty=penalty,
@@ -211,6 +146,15 @@ def read_sampling(fields: Fields, logprobs: int | None = None) -> Sampling:
         bias_values=tuple(bias.values()),
         logprobs=logprobs,
     )
+    if sampling.looks_back:
+        refuse_unsupported(fields, WINDOWS)
+    return sampling
+
+
+def read_seed(fields: Fields) -> int | None:
+    """The seed; None is drawn, and so is llama.cpp's -1."""
+    seed = fields.integer("seed", -(1 << SEED_BITS), (1 << SEED_BITS) - 1)
+    return None if seed == -1 else seed
 
 
 def _read_logit_bias(fields: Fields) -> dict[int, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ class Serving:
     """One app's settings, backend and figures.
 
     Attributes:
+        created: When the app was made (seconds since 1970), which is said of the model.
         ended: Set when the backend has failed.
         threads: Where work on bodies runs that would hold the event loop up.
     """
@@ -42,6 +44,7 @@ class Serving:
     backend: Backend
     dispatcher: Dispatcher
     metrics: ServerMetrics
+    created: int = attrs.field(factory=lambda: int(time.time()))
     ended: asyncio.Event = attrs.field(factory=asyncio.Event)
     threads: ThreadPoolExecutor = attrs.field(
         factory=lambda: ThreadPoolExecutor(THREADS, "mlxcel-body"), repr=False

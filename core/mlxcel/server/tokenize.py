@@ -14,8 +14,9 @@ from mlxcel.server.fields import Fields, parse_object
 from mlxcel.server.flow import unless_gone
 from mlxcel.server.models import MODEL, check_model
 from mlxcel.server.prompts import check_ids, count
-from mlxcel.server.schema import Generation, Refused, read_sampling, refuse_unsupported
+from mlxcel.server.schema import Generation, read_sampling
 from mlxcel.server.serving import SERVING, Serving
+from mlxcel.server.unsupported import Refused, refuse_unsupported
 
 UNSUPPORTED = {
     "chat_template": Refused((), "The model's own template is used."),

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Be a stage until the owner says stop or is gone; returns the exit code."""
-    # Ctrl-C reaches the whole process group; ending the workers is the owner's business.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Signals of a terminal reach the whole process group; ending workers is the owner's business.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     owner = Owner(socket.socket(fileno=int(argv[0])))
     plugins = discover(argv[1:])
     owner.say(hello(plugins))

@@ -128,11 +128,23 @@ def _read(checkpoint: Checkpoint, family: Family) -> Weights:
 
 
 def _repack(weights: Weights, checkpoint: Checkpoint) -> Weights:
-    """``weights`` as MLX packs them, whoever packed them."""
+    """``weights`` as MLX packs them, whoever packed them.
+
+    Raises:
+        CheckpointError: They are not what their tool writes, or not what mlx-lm repacks.
+    """
     settings = checkpoint.quantization
     if settings is not None and settings.method in ("awq", "gptq"):
         packing = {"bits": settings.bits, "group_size": settings.group_size}
-        return compat.unpack_awq(weights, packing)
+        try:
+            return compat.unpack_awq(weights, packing)
+        except Exception as error:
+            raise CheckpointError(
+                checkpoint.path,
+                f"its {settings.method} tensors cannot be repacked for MLX "
+                f"({type(error).__name__}: {error}).",
+                "Quantize the original weights with mlx_lm.convert.",
+            ) from error
     return weights
 
 

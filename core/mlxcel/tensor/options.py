@@ -12,8 +12,8 @@ MoeMode = Literal["expert_parallel", "within_expert"]
 VocabMode = Literal["replicated", "vocab_parallel"]
 """All of the vocabulary on each rank, or a share of it."""
 
-MOST_RANKS = 1024
-"""No stage is shared by more; plans look no further for legal sizes."""
+MOST_RANKS = 256
+"""No stage is shared by more: what ranks tell of each other has a byte for the rank."""
 
 
 @attrs.frozen

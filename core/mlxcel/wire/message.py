@@ -120,8 +120,9 @@ def decode(buffer: Buffer, *, max_bytes: int = MAX_BYTES) -> Message:
     if offset > len(view):
         raise WireError("the data ends within a message's header")
     what = "Step" if cls is StepHeader else cls.__name__
+    converter = _converter if cls is StepHeader else _answers
     header: Header = structure(
-        _converter, view[_PREFIX.size : offset], cls, f"the header of a {what}"
+        converter, view[_PREFIX.size : offset], cls, f"the header of a {what}"
     )
 
     if not isinstance(header, StepHeader):
@@ -147,3 +148,4 @@ def _make_converter() -> cattrs.Converter:
 
 
 _converter = _make_converter()
+_answers = strict_converter(escaping=True)  # the text of a failure is shown, a step's are not

@@ -12,8 +12,9 @@ two follows its header, the header is a chunk of its own, and no chunk is joined
 
 The nonce of a chunk is the number of chunks sealed before it with the same key, which does not
 travel; the length stands in the clear and is authenticated with every chunk. So a chunk that is
-changed, repeated, left out or moved does not open, and a reader needs no more memory than one
-chunk until the first one has proved that the length is genuine.
+changed, repeated, left out or moved does not open. A reader that takes chunk by chunk needs no more
+memory than one until the first one has proved that the length is genuine; one that waits for the
+whole frame (:meth:`Opener.frame`) must bound its length, and collect no more than has come.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ def split(views: Sequence[memoryview]) -> Iterator[Buffer]:
 
     A chunk that lies within one view is a view of it; others are joined.
     """
-    rest = iter(views)
+    rest = (view for view in views if len(view))
     view = memoryview(b"")
     for size in chunk_sizes(sum(map(len, views))):
         parts = []

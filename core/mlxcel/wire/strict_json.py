@@ -1,4 +1,8 @@
-"""JSON from a peer, taken exactly as it should be or not at all: ``"3"`` is no number."""
+"""JSON from a peer, taken exactly as it should be or not at all: ``"3"`` is no number.
+
+Half a surrogate pair, which UTF-8 cannot hold, is refused. Python itself has such texts, for file
+names that are no UTF-8; they leave with a backslash instead.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +17,20 @@ from cattrs.preconf.json import make_converter
 
 from mlxcel.errors import WireError
 
+_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(0x20), *range(0x7F, 0xA0)) if chr(n) not in "\t\n"}
 
-def strict_converter() -> cattrs.Converter:
-    """A converter that accepts only known fields, each with exactly its type."""
+
+def strict_converter(*, escaping: bool = False) -> cattrs.Converter:
+    """A converter that accepts only known fields, each with exactly its type.
+
+    Args:
+        escaping: For texts that are shown to people: control characters, which act on a terminal,
+            are read as ``\\x1b`` and the like.
+    """
     converter = make_converter(forbid_extra_keys=True, detailed_validation=False)
     converter.register_structure_hook(bool, _exactly(bool))
-    converter.register_structure_hook(str, _exactly(str))
+    converter.register_structure_hook(str, _shown if escaping else _text)
+    converter.register_unstructure_hook(str, _storable)
     converter.register_structure_hook(int, _integer)
     converter.register_structure_hook(float, _finite)
     converter.register_structure_hook_factory(
@@ -57,6 +69,26 @@ def _exactly(cls: type) -> Callable[[Any, Any], Any]:
         return value
 
     return structure
+
+
+def shown(text: str) -> str:
+    """``text`` with escapes for its control characters, but tabs and ends of lines."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
+
+
+def _text(value: Any, _: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{type(value).__name__} instead of str")
+    value.encode()  # as whoever takes it will
+    return value
+
+
+def _shown(value: Any, cls: Any) -> str:
+    return shown(_text(value, cls))
+
+
+def _storable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _integer(value: Any, _: Any) -> int:

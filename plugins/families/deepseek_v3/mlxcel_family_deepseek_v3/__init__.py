@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import attrs
-
 from mlxcel.family import Family, fields
 from mlxcel.family.attention import LatentAttention
 from mlxcel.family.shapes import TensorShape, block, decoder, deepseek_feed_forward
+from mlxcel.family.unpacked import float8_as_bfloat16, packed_integers
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -55,28 +54,12 @@ class DeepseekV3(Family):
             layers -= 1
         return config if layers == config.num_layers else config.with_layers(layers)
 
+    def unpacks(self, config: ModelConfig) -> tuple[str, ...]:
+        return ("fp8", "compressed-tensors")
+
     def loaded(self, tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
         """Float8 blocks become bfloat16; packed integers get a zero point beside each scale."""
-        loaded: dict[str, TensorHeader] = {}
-
-        def put(name: str, header: TensorHeader) -> None:
-            loaded[name] = attrs.evolve(header, name=name)
-
-        for name, header in tensors.items():
-            module, _, leaf = name.rpartition(".")
-            match leaf:
-                case "weight" if f"{name}_scale_inv" in tensors:
-                    loaded[name] = attrs.evolve(header, dtype="BF16", nbytes=2 * header.nbytes)
-                case "weight_packed":
-                    put(f"{module}.weight", header)
-                case "weight_scale":
-                    put(f"{module}.scales", header)
-                    put(f"{module}.biases", header)
-                case "weight_scale_inv" | "weight_shape":
-                    pass
-                case _:
-                    loaded[name] = header
-        return loaded
+        return packed_integers(float8_as_bfloat16(tensors))
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         """As on the hub, where num_hidden_layers does not count the trailer."""

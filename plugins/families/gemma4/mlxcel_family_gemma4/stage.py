@@ -65,7 +65,9 @@ class Gemma4Stage(TransformerStage):
         h = table * inner.embed_scale
         if not inner.hidden_size_per_layer_input:
             return {"h": h}
-        raw = inner._get_per_layer_inputs(tokens, table)
+        # The second table may be shorter than the vocabulary, and MLX would read past its end.
+        known = mx.where(tokens < inner.config.vocab_size_per_layer_input, tokens, 0)
+        raw = inner._get_per_layer_inputs(known, table)
         return {"h": h, "per_layer": inner._project_per_layer_inputs(h, raw)}
 
     def run(self, payload: Payload, caches: list[Cache | None]) -> Payload:

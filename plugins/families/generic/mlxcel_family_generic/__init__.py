@@ -25,8 +25,12 @@ from mlxcel.family.shapes import (
     linear_moe,
 )
 from mlxcel_family_generic import names
+from mlxcel_family_generic.unpacking import unpacking
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mlxcel.checkpoint.checkpoint import Checkpoint
     from mlxcel.checkpoint.config import ModelConfig
     from mlxcel.family.caches import CacheKind
     from mlxcel.family.transformer import TransformerStage
@@ -55,6 +59,17 @@ class Generic(Family):
         if any(map(names.is_head, tensors)):
             return config
         return attrs.evolve(config, text={**config.text, "tie_word_embeddings": True})
+
+    def open(self, path: Path) -> Checkpoint:
+        """The checkpoint with what mlx-lm's model unpacks as it is in memory."""
+        checkpoint = super().open(path)
+        loaded = checkpoint.loaded
+        for unpack in unpacking(checkpoint.config).values():
+            loaded = unpack(loaded)
+        return attrs.evolve(checkpoint, loaded=loaded)
+
+    def unpacks(self, config: ModelConfig) -> tuple[str, ...]:
+        return tuple(unpacking(config))
 
     def place(self, name: str, config: ModelConfig) -> Place:
         if never_read(name) or (self.tied(config) and names.is_head(name)):

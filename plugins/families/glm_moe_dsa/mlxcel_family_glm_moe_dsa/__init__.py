@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mlxcel.family import Family, fields
 from mlxcel.family.attention import LatentAttention
 from mlxcel.family.caches import CacheGroup, KVCacheKind
 from mlxcel.family.shapes import TensorShape, block, decoder, deepseek_feed_forward, linear, norm
+from mlxcel.family.unpacked import float8_as_bfloat16
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
+    from mlxcel.checkpoint.headers import TensorHeader
     from mlxcel.family.caches import CacheKind
     from mlxcel.family.transformer import TransformerStage
 
@@ -34,6 +36,13 @@ class GlmMoeDsa(Family):
     def casts(self, name: str) -> bool:
         """The bias that decides between experts stays as precise as it is stored."""
         return not name.endswith(".e_score_correction_bias")
+
+    def unpacks(self, config: ModelConfig) -> tuple[str, ...]:
+        return ("fp8",)
+
+    def loaded(self, tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
+        """Float8 blocks become bfloat16."""
+        return float8_as_bfloat16(tensors)
 
     def shapes(self, config: ModelConfig) -> Iterator[TensorShape]:
         attention = _attention(config)

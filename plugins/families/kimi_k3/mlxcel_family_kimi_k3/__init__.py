@@ -56,6 +56,9 @@ class KimiK3(Family):
             return Place(Part.HEAD)
         return super().place(name, config)
 
+    def unpacks(self, config: ModelConfig) -> tuple[str, ...]:
+        return ("compressed-tensors",)
+
     def loaded(self, tensors: Mapping[str, TensorHeader]) -> Mapping[str, TensorHeader]:
         """The hub's packed experts under MLX's names: the same bytes."""
         loaded: dict[str, TensorHeader] = {}
