@@ -37,6 +37,7 @@ SAID_BEFORE = (
     "BLAS:",
     "fetching ",
     "listening on ",
+    "waiting for ",
     *("Cluster: ", "TP size: ", "Nodes (", "- "),
 )
 """How lines begin that a command prints before it starts the work."""
@@ -231,7 +232,7 @@ def _(world: World) -> list[str]:
     return with_config(world, num_hidden_layers=None)
 
 
-@provokes("<file>: has no '<field>', which a <model_type> model needs.")
+@provokes("<file>: has no '<field>', which a model of type '<model_type>' needs.")
 def _(world: World) -> list[str]:
     return with_config(world, hidden_size=None)
 
@@ -269,6 +270,28 @@ def _(world: World) -> list[str]:
     return with_config(world, quantization={"bits": 4, "group_size": 64, **overrides})
 
 
+@provokes("<file>: asks for quantized activations (quantize_activations is true)")
+def _(world: World) -> list[str]:
+    return with_config(world, quantization={"mode": "mxfp8"}, quantize_activations=True)
+
+
+@provokes(
+    "<file>: the weights are packed by '<tool>' (<tensor> in <file>), which is not read for a "
+    "model of type '<model_type>'."
+)
+def _(world: World) -> list[str]:
+    def pack(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+        return {**tensors, f"{Q_PROJ}.weight.absmax": mx.ones((4,))}
+
+    folder = world.altered(change=pack)
+    return generate(configured(folder, quantization_config={"quant_method": "bitsandbytes"}))
+
+
+@provokes("<folder>: its <tool> tensors cannot be repacked for MLX")
+def _(world: World) -> list[str]:
+    return with_config(world, quantization_config={"quant_method": "awq"})
+
+
 @provokes("<file>: the compressed-tensors format '<format>' cannot be read")
 def _(world: World) -> list[str]:
     settings = {"quant_method": "compressed-tensors", "format": "marlin-24"}
@@ -276,7 +299,7 @@ def _(world: World) -> list[str]:
 
 
 @provokes(
-    "<file>: has no quantization settings, but <n> matrices of the weight files are quantized"
+    "<file>: has no quantization settings, but the weight files hold <n> quantized matrices"
 )
 def _(world: World) -> list[str]:
     folder = world.copy(quantize="4:32")
@@ -337,7 +360,7 @@ def _(world: World) -> list[str]:
     return generate(folder)
 
 
-@provokes("<file>: is cut short: <n> bytes are missing.")
+@provokes("<file>: is cut short by <n> bytes.")
 def _(world: World) -> list[str]:
     folder = world.copy()
     file = folder / "model.safetensors"
@@ -345,7 +368,7 @@ def _(world: World) -> list[str]:
     return generate(folder)
 
 
-@provokes("<file>: is cut short: at least <n> bytes are missing.")
+@provokes("<file>: is cut short by at least <n> bytes.")
 def _(world: World) -> list[str]:
     folder = world.copy()
     file = folder / "model.safetensors"
@@ -388,7 +411,7 @@ def _(world: World) -> list[str]:
 
 
 @provokes(
-    "<folder>: config.json promises <n> layers, but there are no tensors of layers <numbers>."
+    "<folder>: config.json promises <n> layers, but there are no tensors of <layers>."
 )
 def _(world: World) -> list[str]:
     return with_config(world, num_hidden_layers=8)
@@ -399,7 +422,7 @@ def _(world: World) -> list[str]:
     return generate(world.altered("deepseek_v3", without("lm_head.weight")))
 
 
-@provokes("<folder>: the stage of layers <a>-<b> lacks <tensors>.")
+@provokes("<folder>: the stage of <layers> lacks <tensors>.")
 def _(world: World) -> list[str]:
     return generate(world.altered(change=without(f"{Q_PROJ}.weight")), "--pp-size", "2")
 
@@ -459,7 +482,7 @@ def _(world: World) -> list[str]:
     return with_config(world, model_type="alpha")
 
 
-@provokes("A <model_type> model cannot be split safely: <reason>.")
+@provokes("A model of type '<model_type>' cannot be split safely: <reason>.")
 def _(world: World) -> list[str]:
     return generate(build("rwkv7", world.tmp_path / "rwkv7"))
 
@@ -674,7 +697,7 @@ provokes("--tp-embedding-mode <mode> and --tp-lm-head-mode <mode> contradict eac
 )
 
 
-@provokes("A <model_type> model cannot be split over ranks (--tp-size)")
+@provokes("A model of type '<model_type>' cannot be split over ranks (--tp-size)")
 def _(world: World) -> list[str]:
     return generate(build("gpt2", world.tmp_path / "model"), "--tp-size", "2")
 
@@ -812,6 +835,16 @@ def mlxcel_build_executor(spec, collectives):
     family = Plugins.discover().load("family", spec.family)
     return Slow(spec, family, collectives) if spec.rank == 1 else None
 """
+
+
+@provokes("<what> failed: <cause>. This is a bug in mlxcel")
+def _(world: World) -> list[str]:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    world.monkeypatch.setattr("mlxcel.engine.service.Engine", broken)
+    world.monkeypatch.setattr("threading.excepthook", lambda args: None)
+    return ["serve", "-m", str(world.copy()), "--port", "0", "--pp-workers", "thread"]
 
 
 @provokes("rank <n> of stage <n> is lost in <what>: <how>")
@@ -1032,12 +1065,12 @@ def _(world: World) -> list[str]:
     return generate(folder)
 
 
-@provokes("<index>: <n> tensors of its files are not listed, used anyway")
+@provokes("<index>: does not list <n> tensors of its files, used anyway")
 def _(world: World) -> list[str]:
     return generate(index_of(world.copy(), lambda placed: dict(list(placed.items())[1:])))
 
 
-@provokes("<folder>: the weights of layers <numbers> are ignored: config.json describes <n> layers")
+@provokes("<folder>: the weights of <layers> are ignored: config.json describes <n> layers")
 def _(world: World) -> list[str]:
     return with_config(world, num_hidden_layers=4)
 
@@ -1366,5 +1399,5 @@ def test_a_workers_error_names_its_stage(world: World, capfd: pytest.CaptureFixt
     command = with_config(world, hidden_size=None)
     assert run([*command, "--pp-size", "2", "--pp-workers", "process"]) == 1
     error = capfd.readouterr().err.splitlines()[-1]
-    text = "has no 'hidden_size', which a llama model needs"
+    text = "has no 'hidden_size', which a model of type 'llama' needs"
     assert re.match(rf"{ERROR}stage [01]: .*/config\.json: {text}", error)

@@ -28,6 +28,22 @@ def test_folder_and_file_are_the_same(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "lists",
+    [
+        {"hybrid_override_pattern": "M*-", "layers_block_type": ["mamba"]},
+        {"layers_block_type": ["mamba", "mlp", "moe"]},
+        {"layer_types": ["full_attention"] * 3},
+        {"text_config": {"layer_types": ["full_attention"] * 3}},
+    ],
+)
+def test_the_layers_of_a_list(tmp_path: Path, lists: dict[str, Any]) -> None:
+    """Where nothing else counts the layers, a list with an entry for each does."""
+    assert read_config(write(tmp_path, num_hidden_layers=None, **lists)).num_layers == 3
+    given = read_config(write(tmp_path, num_hidden_layers=2, **lists))
+    assert given.num_layers == 2
+
+
 def test_text_settings_win_over_the_top(tmp_path: Path) -> None:
     """Nested text settings come first, the top level second, and null counts as absent."""
     write(

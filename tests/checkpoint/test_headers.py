@@ -91,9 +91,9 @@ def test_malformed_headers(tmp_path: Path, header: Any, what: str) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        (b"", "8 bytes are missing"),
-        (VALID[:20], r"at least \d+ bytes are missing"),
-        (VALID[:-7], " 7 bytes are missing"),
+        (b"", "by at least 8 bytes"),
+        (VALID[:20], r"by at least \d+ bytes"),
+        (VALID[:-7], "short by 7 bytes"),
         ((200_000_000).to_bytes(8, "little") + b"{}", "header of 200000000 bytes"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     ],

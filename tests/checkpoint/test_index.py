@@ -129,7 +129,7 @@ def test_unlisted_tensors_are_used(shards: Callable[..., Path], write_weights: A
     index(folder, {"a": A})
     found = weight_files(folder)
     assert set(found.tensors) == {"a", "b"}
-    assert "1 tensors" in found.notices[0]
+    assert "does not list 1 tensor of its files" in found.notices[0]
 
 
 def test_one_tensor_in_two_files(shards: Callable[..., Path], write_weights: Any) -> None:

@@ -156,3 +156,15 @@ def test_refused_settings(tmp_path: Path, settings: Any, what: str) -> None:
     """What MLX has no kernel for is refused by name, in a default or an override."""
     with pytest.raises(CheckpointError, match=what):
         read(tmp_path, quantization=settings)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_quantized_activations(tmp_path: Path, inside: bool) -> None:
+    """A model that wants its activations quantized is refused with the field to change."""
+    settings: dict[str, Any] = {"group_size": 32, "bits": 8, "mode": "mxfp8"}
+    asked = {"quantize_activations": True}
+    config = {"quantization": settings | asked} if inside else {"quantization": settings} | asked
+    with pytest.raises(CheckpointError, match="Set quantize_activations to false"):
+        read(tmp_path, **config)
+    found = read(tmp_path, quantization={**settings, "quantize_activations": False})
+    assert found == QuantizationMap(32, 8, "mxfp8")

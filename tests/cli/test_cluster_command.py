@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def serve(*flags: str) -> int:
-    return run(["serve", "-m", "model", "--port", "0", *flags])
+    model = [] if "-m" in flags else ["-m", "model"]
+    return run(["serve", *model, "--port", "0", *flags])
 
 
 def test_a_dry_run_as_a_process(folder: Path) -> None:
@@ -139,6 +141,23 @@ def test_a_file_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixtu
     assert f"{folder / 'model'} cannot be written" in err
 
 
+def test_a_coordinator_whose_file_cannot_be_written(
+    folder: Path,
+    tiny: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It ends before it looks for any peer, not when all of them have started."""
+    monkeypatch.setenv("MLXCEL_CLUSTER_SECRET", "a secret of the cluster")
+    (folder / "file").write_text("")
+    peers = ["--pp-auto", "2", "--cluster-peers", "127.0.0.1:1,127.0.0.1:2"]
+    flags = ["--cluster-config-out", "file/cluster.toml", "--cluster-discovery-timeout", "0.1"]
+    assert serve("-m", str(tiny("llama")), *peers, *flags) == 1
+    err = capsys.readouterr().err
+    assert f"{folder / 'file' / 'cluster.toml'} cannot be written" in err
+    assert "stage-0" not in err
+
+
 def test_a_secret_by_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is made once, is never printed, and is what nodes take."""
     assert run(["cluster", "secret", "key"]) == 0
@@ -160,9 +179,10 @@ def test_a_secret_that_others_can_read(folder: Path, capsys: pytest.CaptureFixtu
         sock.bind(("", 0))
         port = str(sock.getsockname()[1])
     code = serve(*mdns.split(), "--cluster-discovery-port", port, "--cluster-secret-file", "key")
-    warning, error = capsys.readouterr().err.splitlines()
+    warning, waiting, error = capsys.readouterr().err.splitlines()
     assert code == 1
     assert warning.startswith("mlxcel: warning: key is open to other users")
+    assert waiting == f"waiting for the beacons of 2 peers on UDP port {port}"
     assert error.startswith(f"mlxcel: error: 0 of 2 peers announced themselves on UDP port {port}")
 
 

@@ -221,6 +221,8 @@ def test_a_static_dry_run_needs_no_secret(options: Options) -> None:
         (f"{PEER} --weights quantized", "--weights does not go with --pp-peer"),
         (f"{PEER} --kv-cache-budget 1GB", "--kv-cache-budget does not go with --pp-peer"),
         (f"{PEER} --parallel 4", "--parallel does not go with --pp-peer: requests are the"),
+        (f"{PEER} --verbose", "--verbose does not go with --pp-peer: the coordinator tells how"),
+        (f"{PEER} --allowed-origins *", "--allowed-origins does not go with --pp-peer"),
         (f"{PEER} --alias x", "--alias does not go with --pp-peer: a peer serves nothing but"),
         (f"{PEER} --api-key x", "--api-key does not go with --pp-peer"),
         (f"{PEER} --metrics", "--metrics without --port"),
@@ -246,7 +248,7 @@ def test_a_static_dry_run_needs_no_secret(options: Options) -> None:
         ("--cluster-secret-file x", "Start a cluster with --pp-auto N"),
         ("--cluster-name mlxcel-cluster", "--cluster-name does not go with a server without"),
         ("--transport-backend tcp", "--transport-backend does not go with a server without"),
-        ("--cluster-heartbeat-grace 5", "--cluster-heartbeat-grace does not go with"),
+        ("--cluster-heartbeat-grace 0", "--cluster-heartbeat-grace 0.0 is out of range"),
         # what is missing
         ("--pp-auto 2", "--pp-auto 2 does not know its peers"),
         ("--pp-auto 2 --cluster-peers a:1", "lists 1 of the 2 peers"),

@@ -197,7 +197,7 @@ def test_no_template_and_a_system_message(generate: Command) -> None:
         (["--pp-size", "3", "--pp-layers", "0-2,3-5"], "--pp-size 3 disagrees with the 2 ranges"),
         (["--pp-layers", "0-3,3-5"], "comes earlier too"),
         (["--pp-layers", "0-1,3-5"], "layer 2 is missing"),
-        (["--pp-layers", "0-2"], "layer 3-5 is missing"),
+        (["--pp-layers", "0-2"], "layers 3-5 are missing"),
         (["--pp-layers", "0-6"], "no layer 6"),
         (["--pp-layers", "a-b"], "is no range"),
         (["--pp-size", "0"], "--pp-size 0"),

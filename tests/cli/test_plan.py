@@ -278,7 +278,7 @@ def test_ranges_that_do_not_fit(plan: Command, planned: Callable[..., Path]) -> 
         (["--pp-layers", "0-9,9"], "comes earlier too"),
         (["--pp-layers", "0-4,9-5"], "runs backwards"),
         (["--pp-layers", "0-4,5-10"], "there is no layer 10"),
-        (["--pp-layers", "5-9,0-4"], "layer 0-4 is missing"),
+        (["--pp-layers", "5-9,0-4"], "layers 0-4 are missing"),
         (["--pp-layers", "0-4,5-9", "--pp-size", "3"], "--pp-size 3 disagrees"),
         (["--pp-layers", "0-2,3-9"], "must share a stage"),
         (["--pp-size", "2", "--memory", "1GB,1GB,1GB"], "--memory gives 3 sizes for 2 stage"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -134,6 +135,13 @@ def test_options_come_from_flags(tmp_path: Path) -> None:
     assert options.max_body_size == 1_000_000
     assert server_options(parsed()).model_id == "some"
     assert "s3cret" not in repr(options)
+    assert options.allowed_origins == ()
+    pages = "https://chat.example, http://localhost:3000,app://obsidian.md"
+    assert server_options(parsed("--allowed-origins", pages)).allowed_origins == (
+        "https://chat.example",
+        "http://localhost:3000",
+        "app://obsidian.md",
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,6 +159,10 @@ def test_options_come_from_flags(tmp_path: Path) -> None:
         ["--kv-cache-budget", "lots"],
         ["--max-body-size", "big"],
         ["--max-body-size", "0"],
+        ["--allowed-origins", ""],
+        ["--allowed-origins", "chat.example"],
+        ["--allowed-origins", "https://chat.example/"],
+        ["--allowed-origins", "https://a.example,https://Chat.example"],
     ],
 )
 def test_flags_out_of_range(
@@ -205,6 +217,21 @@ def test_a_server_and_sigterm(tiny: Callable[..., Path], number: int) -> None:
         assert last["choices"][0]["finish_reason"] == "length"
         out, err = process.communicate(timeout=SECONDS)
         assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_the_quality_of_the_plan_is_told(tiny: Callable[..., Path]) -> None:
+    """With --verbose the report comes once, after the load, with what each stage really holds."""
+    flags = ["--pp-workers", "thread", "--pp-size", "2", "--no-warmup", "--verbose"]
+    with server(tiny("llama"), *flags) as (process, url):
+        ready(process, url)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=SECONDS)
+    head, *stages = [line for line in err.splitlines() if "actual=" in line or "quality" in line]
+    assert head.startswith("pipeline partition quality: 2 stages, max=")
+    assert [line.split(" actual")[0].split()[:4] for line in stages] == [
+        ["stage", str(n), "device", f"'local-stage-{n}'"] for n in range(2)
+    ]
+    assert all(re.search(r"actual=\d+ drift=[+-]\d+\.\d%$", line) for line in stages)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

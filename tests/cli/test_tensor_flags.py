@@ -72,9 +72,9 @@ def test_what_means_nothing(flags: list[str], reason: str) -> None:
         check_rank_flags(parsed(*flags))
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "1000000"])
+@pytest.mark.parametrize("size", ["0", "-1", "257", "1000000"])
 def test_sizes_that_mean_nothing(size: str) -> None:
-    """There is at least one rank, and not a million."""
+    """There is at least one rank, and no more than ranks can tell of each other."""
     with pytest.raises(UsageError, match=f"^--tp-size {size} is out of range"):
         tensor_options(parsed("--tp-size", size))
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlxcel.cluster import armory
 from mlxcel.cluster.armory import Armory
-from mlxcel.errors import WorkerStartError
+from mlxcel.errors import WorkerNotReady, WorkerStartError
 from mlxcel.pipeline.report import Beat, Hello, Software
 
 WAIT = 10.0
@@ -125,13 +125,13 @@ def test_a_used_worker_is_replaced_by_a_fresh_one() -> None:
         first.hold.clear()
         armory.give_back()
         assert armory.silent is None
-        freed, taken = asyncio.ensure_future(armory.freed()), asyncio.ensure_future(armory.take())
+        taken = asyncio.ensure_future(armory.take())
         await asyncio.sleep(0)
-        assert not freed.done()
+        assert not armory.free
         first.hold.set()
-        await freed
-        assert first.how == f"ended with {3:g} s"
         second = await workshop.next()
+        assert armory.free
+        assert first.how == f"ended with {3:g} s"
         assert not taken.done()
         second.arm()
         assert await taken is second
@@ -146,7 +146,7 @@ def test_an_unused_worker_is_kept() -> None:
     async def work(workshop: Workshop) -> None:
         first = await workshop.open()
         workshop.armory.give_back()
-        await workshop.armory.freed()
+        assert workshop.armory.free
         assert await workshop.armory.take() is first
 
     run(work)
@@ -160,9 +160,8 @@ def test_a_silent_worker_is_not_waited_for() -> None:
         await workshop.armory.take()
         first.silent = 60.0
         workshop.armory.give_back()
-        await workshop.armory.freed()
-        assert first.how == "ended with 0 s"
         (await workshop.next()).arm()
+        assert first.how == "ended with 0 s"
 
     run(work)
 
@@ -221,7 +220,30 @@ def test_a_death_at_rest_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "exit code 1" in workshop.lines[2] and "Trying again in 1 s" in workshop.lines[2]
 
     run(work)
-    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert pauses == [1, 2, 4, 8, 10, 10, 10]
+
+
+def test_a_worker_that_cannot_be_started_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who needs one learns why there is none, also when it was promised one before."""
+    monkeypatch.setattr(armory, "READY_SECONDS", 0.05)
+
+    async def work(workshop: Workshop) -> None:
+        first = await workshop.open()
+        assert await workshop.armory.ready() is first
+        first.die("killed by SIGKILL")
+        second = await workshop.next()
+        with pytest.raises(WorkerNotReady, match="it is still being started"):
+            await workshop.armory.take()
+        second.die("exit code 1")
+        with pytest.raises(WorkerNotReady, match=r"process 2.* has ended: exit code 1"):
+            await workshop.armory.ready()
+        with pytest.raises(WorkerNotReady, match="exit code 1"):
+            await workshop.armory.take()
+        assert workshop.armory.silent is None
+
+    run(work)
 
 
 def test_closing_ends_a_worker_that_is_not_ready() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import selectors
 import socket
 import struct
 import threading
@@ -19,7 +20,9 @@ from typing import Any
 
 import attrs
 import pytest
+from aiohttp import web
 
+from mlxcel.cli.peer import MOST_CONNECTIONS
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.control_channel import ControlChannel, decode_message, encode_message
 from mlxcel.cluster.dial import dial
@@ -31,6 +34,8 @@ from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.cluster.session import Session
 from mlxcel.errors import MlxcelError, SecretMismatch, WireError
 from mlxcel.plugins import Plugins
+from mlxcel.server.run import bind, make_runner
+from mlxcel.server.site import Site
 from mlxcel.transport import Connection, TransportOptions
 from mlxcel.transport.make import make_transport
 from mlxcel.wire.sealed import CHUNK, HEADER, TAG, sealed_size
@@ -509,3 +514,35 @@ def test_floods_of_garbage_do_not_disturb(node: Node, stream: Stream) -> None:
     counts = node.gate.counts
     assert counts.bad_hello + counts.gone + counts.pushed_out >= total * 0.9
     assert counts.accepted == 3
+
+
+# At the other door of a peer: HTTP, where everybody may knock.
+
+
+def test_strangers_at_the_http_port_keep_no_node_out(node: Node, stream: Stream) -> None:
+    """Of 200 who send half a request few stay, as open files are what the gate needs too."""
+
+    async def open_door() -> tuple[web.AppRunner, int]:
+        runner = make_runner(web.Application())
+        await runner.setup()
+        sock = bind("127.0.0.1", 0)
+        await Site(runner, sock, MOST_CONNECTIONS).start()
+        return runner, sock.getsockname()[1]
+
+    runner, port = node.call(open_door())
+    with contextlib.ExitStack() as strangers, flat_memory():
+        selector = strangers.enter_context(selectors.DefaultSelector())
+        for _ in range(200):
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port), WAIT))
+            stranger.sendall(b"GET /health HTT")
+            selector.register(stranger, selectors.EVENT_READ)
+        gone = 0
+        while gone < 200 - MOST_CONNECTIONS:
+            ready = selector.select(WAIT)
+            assert ready, gone
+            for key, _ in ready:
+                selector.unregister(key.fileobj)
+                gone += 1
+        node.connect("late", Purpose()).close()
+        stream.still_runs()
+    node.call(runner.cleanup())

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import struct
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +129,9 @@ def test_a_signed_beacon_with_a_nonsense_address_is_ignored() -> None:
     """Even what the secret signed is checked."""
     strange = Beacon("demo", Address("no such host!", 1), "0.1.0", 5)
     assert read(make_beacon(strange, SECRET, NOW, NONCE)) == "malformed"
+
+
+def test_a_version_cannot_play_with_the_terminal() -> None:
+    """Control characters are read as escapes."""
+    datagram = make_beacon(attrs.evolve(BEACON, version="\x1b[2J"), SECRET, NOW, NONCE)
+    assert read(datagram) == attrs.evolve(BEACON, version="\\x1b[2J")

@@ -152,7 +152,8 @@ def test_a_peer_that_does_not_say_yes(
 
 
 def test_all_failures_are_told() -> None:
-    """A second refusal, a silent peer and a lost one are in the same error, in order."""
+    """A refusal and a peer that is lost soon after are in the same error, in order; one that had
+    no time to answer has done nothing wrong."""
     asking = reached("offer")
     asking.receive(2, Refused("s", "version", "Upgrade."), 1.0)
     assert asking.error is None, "the others may still say what they have to say"
@@ -163,9 +164,19 @@ def test_all_failures_are_told() -> None:
     assert asking.error is not None
     assert [(f.node, f.reason) for f in asking.error.failures] == [
         ("stage-0", "lost"),
-        ("stage-1", "silent"),
         ("stage-2", "version"),
     ]
+
+
+def test_silence_to_the_end_is_told_beside_a_refusal() -> None:
+    """A peer that had all of its time is named, too."""
+    asking = reached("offer")
+    asking.receive(2, Refused("s", "version", "Upgrade."), PATIENCE - 0.5)
+    asking.receive(0, Accepted("s"), PATIENCE - 0.5)
+    assert asking.deadline == PATIENCE
+    asking.tick(PATIENCE)
+    assert asking.error is not None
+    assert [failure.reason for failure in asking.error.failures] == ["silent", "version"]
 
 
 def test_after_a_no_nobody_is_asked_further() -> None:
@@ -187,7 +198,7 @@ def test_the_first_fault_of_a_peer_is_what_is_told() -> None:
     asking.lose(0, "gone", 0.2)
     asking.tick(60.0)
     assert asking.error is not None
-    assert [failure.reason for failure in asking.error.failures] == ["busy", "silent", "silent"]
+    assert asking.error.failures[0].reason == "busy"
 
 
 def test_a_repeated_yes_is_one_yes() -> None:

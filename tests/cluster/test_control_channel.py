@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -278,3 +280,75 @@ def test_missing_and_foreign_fields_are_refused(message: ControlMessage) -> None
     for name in fields.keys() - {"silent"}:
         with pytest.raises(WireError):
             decode_message(json.dumps(fields | {name: [[]]}).encode())
+
+
+NOT_UTF8 = os.fsdecode(b"/models/caf\xe9")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Refused("s", "checkpoint", NOT_UTF8),
+        Release("s", NOT_UTF8),
+        Reported("s", Failed(1, FileNotFoundError(NOT_UTF8))),
+        Reported("s", Failed(1, WorkerFailed(1, "OSError", NOT_UTF8))),
+        attrs.evolve(OFFER, cast=NOT_UTF8, versions={NOT_UTF8: "1"}),
+        Activate("s", (NOT_UTF8,)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_name_that_is_no_utf8_arrives_with_a_backslash(message: ControlMessage) -> None:
+    """Linux has such file names, and errors tell of them."""
+    arrived = decode_message(encode_message(message))
+    assert type(arrived) is type(message)
+    assert "caf\\\\udce9" in str(attrs.asdict(arrived)) or "caf\\\\udce9" in repr(arrived)
+
+
+@pytest.mark.parametrize("half", ["\ud800", "x\udfff"])
+def test_half_a_surrogate_pair_is_no_text(half: str) -> None:
+    """JSON can say it, and nobody could pass it on, write it or print it."""
+    fields = json.loads(encode_message(OFFER))
+    texts = [name for name, value in fields.items() if isinstance(value, str)]
+    for change in (
+        *({name: half} for name in (*texts, "cast")),
+        {"versions": {half: "1"}},
+        {"versions": {"a": half}},
+    ):
+        with pytest.raises(WireError):
+            decode_message(json.dumps(fields | change).encode())
+    failed = json.loads(encode_message(Reported("s", Failed(1, ValueError("x")))))
+    failed["report"]["error"]["text"] = half
+    with pytest.raises(WireError):
+        decode_message(json.dumps(failed).encode())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Release("s", "\x1b[2Jgone"),
+        Refused("s", "busy", "\x1b[2Jgone"),
+        Reported("s", Failed(1, StageError(1, "a step", "\x1b[2Jgone"))),
+    ],
+)
+def test_a_message_cannot_play_with_the_terminal(message: ControlMessage) -> None:
+    """Control characters are read as escapes, but tabs and ends of lines."""
+    arrived = repr(decode_message(encode_message(message)))
+    assert "\\\\x1b[2Jgone" in arrived
+    said = decode_message(encode_message(Release("s", "a\tb\nc\r\x9bü✗")))
+    assert said == Release("s", "a\tb\nc\\x0d\\x9bü✗")
+
+
+def test_a_connection_that_the_system_gives_up_is_no_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ETIMEDOUT is a TimeoutError too, and says nothing of this node's own patience."""
+
+    async def test(ours: ControlChannel, theirs: ControlChannel) -> None:
+        async def sock_sendall(*_: object) -> None:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_sendall", sock_sendall)
+        with pytest.raises(ChannelClosed, match="Connection timed out"):
+            await ours.send(Ping(1), WAIT)
+
+    run(test)

@@ -99,9 +99,7 @@ def test_a_peer_is_known_by_the_address_that_it_was_found_at(
     for peer in peers:
         peer.introduction = attrs.evolve(peer.introduction, node=f"0.0.0.0:{peer.address.port}")
     hosts = ("127.0.0.1", "localhost")
-    addresses = [
-        Address(host, peer.address.port) for host, peer in zip(hosts, peers, strict=True)
-    ]
+    addresses = [Address(host, peer.address.port) for host, peer in zip(hosts, peers, strict=True)]
     found = coordinator.connect(named(*addresses), WAIT)
     assert [peer.node for peer in found] == list(map(str, addresses))
     assert free_memory(found) == [16 << 30] * 2

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import hmac
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import attrs
 import pytest
 
 from mlxcel.cluster import dial as dial_module
+from mlxcel.cluster import handshake as handshake_module
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.dial import dial
 from mlxcel.cluster.gate import Gate
@@ -26,6 +30,7 @@ from mlxcel.errors import (
     SecretMismatch,
     Unreachable,
     VersionMismatch,
+    WireError,
 )
 
 SECRET = ClusterSecret(b"the secret of this test")
@@ -206,7 +211,7 @@ def test_a_verdict_is_read_within_bounds() -> None:
 
 
 def test_a_reason_cannot_play_with_the_terminal() -> None:
-    """Control characters become spaces."""
+    """Control characters are shown as escapes, but ends of lines."""
 
     async def run() -> None:
         async def on_session(session: Session) -> None:
@@ -219,7 +224,7 @@ def test_a_reason_cannot_play_with_the_terminal() -> None:
         finally:
             await gate.close()
 
-    with pytest.raises(PeerRefused, match=r"refuses the connection: no \[2J  way"):
+    with pytest.raises(PeerRefused, match=r"refuses the connection: no\\x1b\[2J\\x0d\nway"):
         asyncio.run(run())
 
 
@@ -251,3 +256,93 @@ def test_but_not_for_ever() -> None:
     with pytest.raises(Unreachable, match=r"broke the connection 3 times.*strangers"):
         call(behave)
     assert len(out) == 3
+
+
+def in_turn(gate: Gate, introduction: Introduction = COORDINATOR) -> Session:
+    """Dial ``gate``."""
+
+    async def run() -> Session:
+        address = await gate.listen(Address("127.0.0.1", 0))
+        try:
+            return await dial(address, SECRET, introduction, WAIT)
+        finally:
+            await gate.close()
+
+    return asyncio.run(run())
+
+
+async def unwanted(session: Session) -> None:
+    session.close()
+
+
+def test_a_field_that_the_peer_does_not_know_is_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secret is right, so both are told to install one version, and nothing of the secret."""
+    write = handshake_module._write
+
+    def newer(body: object) -> bytes:
+        text = write(body)  # type: ignore[arg-type]
+        return text[:-1] + b',"new":1}' if isinstance(body, Introduction) else text
+
+    monkeypatch.setattr(handshake_module, "_write", newer)
+    gate = Gate(SECRET, lambda: PEER, lambda _: Accept(), unwanted)
+    with pytest.raises(VersionMismatch, match=r"not know what this node says.*one version"):
+        in_turn(gate)
+    assert (gate.counts.version, gate.counts.bad_hello) == (1, 0)
+
+
+def test_a_field_that_the_peer_says_and_nobody_knows_is_a_version() -> None:
+    """The same from the other side: the proof of the verdict is right, its body is new."""
+
+    def newer(verdict: bytes) -> bytes:
+        body = verdict[5:-32][:-1] + b',"new":1}'
+        return struct.pack("<BI", 0, len(body)) + body
+
+    async def behave(sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        acceptor = Acceptor(SECRET)
+        await loop.sock_sendall(sock, acceptor.hello)
+        claim = await loop.sock_recv(sock, 1 << 16)
+        acceptor.read_claim(claim)
+        said = newer(acceptor.verdict(Accept(), PEER))
+        label = b"mlxcel 5 acceptor\0"
+        proof = hmac.digest(SECRET.value, label + acceptor.hello + claim + said, "sha256")
+        await loop.sock_sendall(sock, said + proof)
+
+    with pytest.raises(VersionMismatch, match="says what this node does not know"):
+        call(behave)
+
+
+def test_a_peer_that_has_too_much_to_say_fails_by_itself() -> None:
+    """It is no stranger's fault, and no sign of another secret."""
+    large = attrs.evolve(PEER, families=tuple(f"family-{n:040d}" for n in range(900)))
+    gate = Gate(SECRET, lambda: large, lambda _: Accept(), unwanted)
+    with pytest.raises(Unreachable, match="it broke the connection 3 times"):
+        in_turn(gate)
+    assert (gate.counts.failed, gate.counts.bad_hello) == (3, 0)
+
+
+def test_a_dialer_that_has_too_much_to_say_is_told() -> None:
+    """Nothing is said of the peer, which has done nothing."""
+    large = attrs.evolve(COORDINATOR, families=tuple(f"family-{n:040d}" for n in range(900)))
+    gate = Gate(SECRET, lambda: PEER, lambda _: Accept(), unwanted)
+    with pytest.raises(WireError, match="an introduction of"):
+        in_turn(gate, large)
+
+
+def test_a_peer_that_ends_within_the_handshake_may_have_the_secret() -> None:
+    """The error says both that it can be."""
+    with pytest.raises(SecretMismatch, match="another one, or it is ending"):
+        call(impostor(lambda verdict: b""))
+
+
+def test_a_connection_that_the_system_gives_up_is_no_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ETIMEDOUT is a TimeoutError too; the node is tried again, and not called silent."""
+
+    async def read_exactly(*_: object) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(dial_module, "read_exactly", read_exactly)
+    with pytest.raises(Unreachable, match=r"broke the connection 3 times \(Connection timed out"):
+        call(silent)

@@ -371,3 +371,44 @@ def test_a_closed_gate_is_closed() -> None:
                 end.close()
 
     run(test)
+
+
+def test_a_name_is_listened_at_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dialer may come by any of its addresses, and the operator hears if all are loopback."""
+    try:
+        socket.create_server(("127.0.0.2", 0)).close()
+    except OSError:
+        pytest.skip("this machine has one loopback address")
+
+    async def test() -> None:
+        async def getaddrinfo(host: str, port: int, **_: object) -> list[Any]:
+            hosts = ["127.0.0.2", "127.0.0.1"] if host == "myself" else [host]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in hosts]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        async with a_door(address=Address("myself", 0)) as door:
+            assert door.address.host == "myself"
+            assert "'myself' is 127.0.0.2:" in str(door.gate.doubt)
+            for host in ("127.0.0.1", "127.0.0.2"):
+                session = await dial(Address(host, door.address.port), SECRET, COORDINATOR, WAIT)
+                session.close()
+                (await door.sessions.get()).close()
+            await door.counted(accepted=2)
+
+    run(test)
+
+
+def test_a_connection_that_the_system_gives_up_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no stranger who took his time."""
+
+    async def receive(_: object) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(gate_module, "_receive_claim", receive)
+
+    async def test() -> None:
+        async with a_door() as door:
+            (await door.knock()).close()
+            await door.counted(gone=1)
+
+    run(test)

@@ -105,9 +105,27 @@ def test_a_folder_of_checkpoints_holds_all_of_them(tiny: Tiny, tmp_path: Path) -
         shutil.copytree(tiny(name), tmp_path / name)
     (tmp_path / "notes").mkdir()
     checkpoints = Checkpoints([tmp_path])
-    assert checkpoints.folders == (tmp_path / "jamba", tmp_path / "llama")
     assert checkpoints.find(identify(tiny("llama"))) == tmp_path / "llama"
     assert checkpoints.find(identify(tiny("jamba"))) == tmp_path / "jamba"
+
+
+def test_a_checkpoint_that_is_copied_to_a_waiting_peer_is_found(tiny: Tiny, tmp_path: Path) -> None:
+    """The way out that a refusal names needs no restart."""
+    shutil.copytree(tiny("jamba"), tmp_path / "jamba")
+    checkpoints, wanted = Checkpoints([tmp_path]), identify(tiny("llama"))
+    with pytest.raises(CheckpointMismatch):
+        checkpoints.find(wanted)
+    shutil.copytree(tiny("llama"), tmp_path / "llama")
+    assert checkpoints.find(wanted) == tmp_path / "llama"
+
+
+def test_a_checkpoint_that_is_gone_is_told(folder: Path) -> None:
+    """A peer whose folder was removed while it waited refuses with that."""
+    checkpoints, wanted = Checkpoints([folder]), identify(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(CheckpointMismatch) as caught:
+        checkpoints.find(wanted)
+    assert str(folder) in str(caught.value)
 
 
 def test_the_closest_of_several_is_told(tiny: Tiny, tmp_path: Path) -> None:

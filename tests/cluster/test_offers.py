@@ -115,6 +115,7 @@ def test_an_offer_that_can_be_met_gives_the_folder(
             "plan",
             "does not make 'stage-1' rank 0 of 2 of stage 1 of 2",
         ),
+        ({"tensor": TensorParallel(257), "rank": 256}, "plan", "cannot be rank 256 of 257"),
         ({"tensor": TensorParallel(1 << 40)}, "plan", "cannot be rank 0 of 1099511627776"),
         ({"topology": "nonsense"}, "plan", "it is no TOML"),
         ({"node": "stage-0"}, "plan", "does not make 'stage-0' stage 1"),
@@ -203,6 +204,7 @@ def failing(offer: Offer, folder: Path) -> str:
             "'transport_backend = \"tcp\"'",
         ),
         ({"digest": lambda offer, folder: "e"}, "comes to other layers than the coordinator"),
+        ({"digest": lambda offer, folder: "e"}, "the same --pp-layers and --allow-mirrored-kv"),
         ({"digest": failing}, "The ranges overlap."),
     ],
 )

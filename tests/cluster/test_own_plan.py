@@ -24,9 +24,7 @@ PEERS = [
 ]
 
 
-def topology(
-    *, stages: int = 2, memory: int | None = None, layers: str | None = None
-) -> Topology:
+def topology(*, stages: int = 2, memory: int | None = None, layers: str | None = None) -> Topology:
     """``memory`` is what the first stage declares, ``layers`` divides six among two stages."""
     cut = None if layers is None else int(layers)
     ranges = (None,) * stages if cut is None else (range(cut), range(cut, 6))
@@ -69,9 +67,7 @@ def test_a_node_comes_to_the_coordinators_plan(
         assert own_digest(offer, folder, plugins, own, layers=wishes.layers) == offer.digest
 
 
-def test_what_only_the_coordinator_takes_comes_with_the_offer(
-    tiny: Tiny, plugins: Plugins
-) -> None:
+def test_what_only_the_coordinator_takes_comes_with_the_offer(tiny: Tiny, plugins: Plugins) -> None:
     """A node that has no flag for the balance and the caches plans by the coordinator's."""
     folder, own = tiny("qwen3_5"), topology(stages=3)
     peers, digests = [*PEERS, attrs.evolve(PEERS[0], node="10.0.0.4:1")], set()

@@ -44,7 +44,7 @@ from mlxcel.cluster.session import Session
 from mlxcel.cluster.sockets import name_of
 from mlxcel.cluster.topology import Node, NodeRole, Topology
 from mlxcel.cluster.topology_toml import emit_topology
-from mlxcel.errors import ListenError, MlxcelError, PeerRefused
+from mlxcel.errors import ListenError, MlxcelError, PeerRefused, WorkerStartError
 from mlxcel.pipeline.control import DataSocket, Job
 from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded, Loading, Software
 from mlxcel.plugins import Plugins
@@ -71,6 +71,8 @@ class FakeWorker:
         self.job: Job | None = None
         self.sockets: dict[str, tuple[DataSocket, socket.socket]] = {}
         self.given = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
         self.say = on_report
         self._on_end = on_end
 
@@ -89,6 +91,7 @@ class FakeWorker:
         self._on_end()
 
     async def end(self, grace: float) -> None:
+        await self.may_end.wait()
         if self.how is None:
             self.die("exit code 1")
 
@@ -101,6 +104,7 @@ class Bench:
         self.out = out
         self.workers: list[FakeWorker] = []
         self.lines: list[str] = []
+        self.cannot_start = ""
         self.plugins = Plugins.discover(environ={})
         fields: dict[str, Any] = {
             "mode": "peer-auto",
@@ -116,6 +120,8 @@ class Bench:
         self.ours = introduce(self.plugins, node="coordinator", role="coordinator", cluster="c")
 
     async def start_worker(self, *, on_report: Any, on_end: Any, **_: Any) -> Any:
+        if self.cannot_start:
+            raise WorkerStartError(0, self.cannot_start)
         self.workers.append(FakeWorker(on_report, on_end))
         return self.workers[-1]
 
@@ -488,6 +494,77 @@ def test_a_toml_that_cannot_be_written_is_refused(run: Run) -> None:
         refused = await coordinator.ask(Activate("s"))
         assert isinstance(refused, Refused) and refused.reason == "config"
         assert "--cluster-config-out" in refused.text
+
+    run(work)
+
+
+def test_a_peer_whose_worker_does_not_start_refuses(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says why, soon enough for the coordinator, and takes the next offer when it has one."""
+    monkeypatch.setattr("mlxcel.cluster.armory.READY_SECONDS", 0.05)
+
+    async def work(bench: Bench) -> None:
+        coordinator = await bench.connect()
+        bench.cannot_start = "killed by SIGKILL"
+        bench.workers[0].die("exit code 1")
+        refused = await coordinator.ask(bench.offer())
+        assert isinstance(refused, Refused) and refused.reason == "worker"
+        assert "has ended: killed by SIGKILL" in refused.text
+        bench.cannot_start = ""
+        await until(lambda: len(bench.workers) == 2)
+        assert await coordinator.ask(bench.offer(session="t")) == Accepted("t")
+
+    run(work)
+
+
+def test_a_worker_that_is_gone_when_it_is_needed_is_reported(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator does not wait until its own patience is over."""
+    monkeypatch.setattr("mlxcel.cluster.armory.READY_SECONDS", 0.05)
+
+    async def work(bench: Bench) -> None:
+        coordinator = await bench.connect()
+        await coordinator.bring_up(bench.offer())
+        bench.cannot_start = "killed by SIGKILL"
+        bench.workers[0].die("exit code 1")
+        links = [await bench.link("engine-0"), await bench.link("0-engine")]
+        assert "has ended: killed by SIGKILL" in await coordinator.failure()
+        await coordinator.say(Release("s", "stage 0 is lost"))
+        for link in links:
+            link.close()
+
+    run(work)
+
+
+def test_what_the_last_worker_is_about_to_give_back_is_free(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that comes back at once does not plan with what its last session held."""
+    memory = 8 << 30
+    monkeypatch.setattr("mlxcel.cluster.peer.available_memory", lambda: memory)
+
+    async def work(bench: Bench) -> None:
+        nonlocal memory
+        coordinator = await bench.connect()
+        await coordinator.bring_up(bench.offer())
+        links = [await bench.link("engine-0"), await bench.link("0-engine")]
+        worker = bench.workers[0]
+        await worker.given.wait()
+        memory, before = 1 << 30, memory
+        worker.may_end.clear()
+        coordinator.channel.close()
+        await until(lambda: bench.peer.state.state == "waiting")
+        again = await bench.dial()
+        assert again.peer.memory == before
+        again.close()
+        worker.may_end.set()
+        await until(lambda: len(bench.workers) == 2 and bench.peer.state.state == "waiting")
+        later = await bench.dial()
+        assert later.peer.memory == memory
+        for made in (*links, later):
+            made.close()
 
     run(work)
 

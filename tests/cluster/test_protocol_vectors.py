@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import random
 import re
 import socket
 import struct
@@ -19,6 +20,8 @@ import attrs
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from mlxcel.cluster.addresses import Address
+from mlxcel.cluster.beacon import Beacon, BeaconReader
+from mlxcel.cluster.beacon import make_beacon as first_beacon
 from mlxcel.cluster.control_channel import ControlChannel
 from mlxcel.cluster.gate import Gate
 from mlxcel.cluster.handshake import Accept, Acceptor, Dialer, OverCapacity, Refuse
@@ -64,6 +67,15 @@ def make_keys(secret: bytes, hello: bytes, claim: bytes) -> tuple[bytes, bytes]:
         hkdf(secret, salt, b"mlxcel 5 dialer to acceptor\0" + digest),
         hkdf(secret, salt, b"mlxcel 5 acceptor to dialer\0" + digest),
     )
+
+
+def make_beacon(
+    secret: bytes, window: int, nonce: bytes, cluster: str, host: str, port: int, version: str
+) -> bytes:
+    texts = [text.encode() for text in (cluster, host, version)]
+    said = b"MLXB\x01" + struct.pack("<IQ", 5, window) + nonce
+    said += struct.pack("<HBBB", port, *map(len, texts)) + b"".join(texts)
+    return said + proof(secret, b"mlxcel beacon 1\0", said)
 
 
 @attrs.define
@@ -159,6 +171,9 @@ COORDINATOR = Introduction(
     plugins={"family:llama": "0.1.0"},
     families=("llama",),
 )
+NOW = 1_800_000_000.0
+NONCE_B = bytes(range(64, 80))
+BEACON = Beacon("mlxcel-cluster", Address("10.0.0.2", 19001), "0.1.0", 5)
 PEER = attrs.evolve(COORDINATOR, node="10.0.0.2:19001", role="peer", memory=8 << 30)
 
 
@@ -195,6 +210,12 @@ def vectors() -> dict[str, str]:
         "frame 2": sealer.frame([]).hex(),
         "frame 3 plaintext": "00 01 02 … fe ff, 1025 times",
         "SHA-256 of frame 3": hashlib.sha256(sealer.frame([large])).hexdigest(),
+        "beacon time window": str(int(NOW) // 60),
+        "beacon nonce": NONCE_B.hex(),
+        "beacon cluster": BEACON.cluster,
+        "beacon address": str(BEACON.address),
+        "beacon version": BEACON.version,
+        "beacon": first_beacon(BEACON, ClusterSecret(SECRET), NOW, NONCE_B).hex(),
     }
 
 
@@ -232,6 +253,21 @@ def test_the_second_implementation_reproduces_the_vectors() -> None:
     assert direction.seal(b"").hex() == v["frame 2"]
     third = direction.seal(bytes(range(256)) * 1025)
     assert hashlib.sha256(third).hexdigest() == v["SHA-256 of frame 3"]
+    window, nonce = int(v["beacon time window"]), bytes.fromhex(v["beacon nonce"])
+    host, _, port = v["beacon address"].partition(":")
+    beacon = make_beacon(
+        secret, window, nonce, v["beacon cluster"], host, int(port), v["beacon version"]
+    )
+    assert beacon.hex() == v["beacon"]
+
+
+def test_a_beacon_of_the_second_implementation_is_heard() -> None:
+    """A node that follows the page is found."""
+    made = make_beacon(
+        SECRET, int(NOW) // 60, NONCE_B, "mlxcel-cluster", "10.0.0.2", 19001, "0.1.0"
+    )
+    reader = BeaconReader(ClusterSecret(SECRET), "mlxcel-cluster")
+    assert reader.read(made, "10.0.0.2", NOW) == BEACON
 
 
 def test_each_opens_what_the_other_seals() -> None:
@@ -239,7 +275,8 @@ def test_each_opens_what_the_other_seals() -> None:
     key = bytes(32)
     mine, theirs = Direction(key), Sealer(key)
     back, opener = Direction(key), Opener(key)
-    for plain in (b"x", b"", bytes(CHUNK), b"y" * (2 * CHUNK + 1)):
+    for size in (1, 0, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1):
+        plain = random.Random(size).randbytes(size)
         assert mine.open(theirs.frame([plain])) == plain
         frame = back.seal(plain)
         assert opener.frame(frame[:8], frame[8:]) == plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -123,7 +124,55 @@ def test_too_little_memory_names_the_peer(tiny: Tiny, plugins: Plugins) -> None:
         )
     assert caught.value.device == "stage-1 @ 10.0.0.2:19001"
     assert "Free memory there" in str(caught.value)
-    assert "--ctx-size" in str(caught.value)
+    assert "local-stage" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("probe", "flags"),
+    [
+        (True, ("--pp-auto 3", "--tp-size 2", "a smaller --ctx-size")),
+        (False, ("pipeline_parallel_size = 3", "tensor_parallel_size = 2", "--ctx-size")),
+    ],
+)
+@pytest.mark.parametrize("quantize", [None, "4:32"])
+def test_what_would_help_a_cluster(
+    tiny: Tiny, plugins: Plugins, probe: bool, flags: Sequence[str], quantize: str | None
+) -> None:
+    """It is told as whoever runs a cluster asks for it, and only what is not so already."""
+    folder = tiny("llama", quantize=quantize)
+    plan = partial(plan_remotely, folder, plugins, peers=peers(plugins, PLENTY, PLENTY))
+    wishes = Wishes(weights="auto" if quantize is None else "quantized")
+    nodes = topology(None, None, memory=(PLENTY, PLENTY))
+    largest = max(
+        stage.total_bytes for stage in plan(nodes, wishes=wishes, probe=False).plan.stages
+    )
+    size = RESERVE_BYTES + largest - 1
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan_remotely(
+            folder,
+            plugins,
+            topology(None, None, memory=(size, size)),
+            peers(plugins, size, size),
+            wishes,
+            probe=probe,
+        )
+    helps = caught.value.way_out
+    assert [flag for flag in flags if flag not in helps] == []
+    assert ("quantized weights" in helps) == (quantize is None)
+
+
+def test_a_cache_budget_is_told_of(tiny: Tiny, plugins: Plugins) -> None:
+    """Where the operator has set one, a smaller one would help."""
+    with pytest.raises(MemoryBudgetError, match="a smaller --kv-cache-budget") as caught:
+        plan_remotely(
+            tiny("llama"),
+            plugins,
+            topology(None, None),
+            peers(plugins, PLENTY, 1 << 20),
+            Wishes(kv_budget=1 << 20),
+            probe=True,
+        )
+    assert "--ctx-size" not in str(caught.value)
 
 
 def test_a_cache_budget_is_kept_free(tiny: Tiny, plugins: Plugins) -> None:

@@ -18,7 +18,7 @@ from mlxcel.cluster.remote_pipeline import RemotePipeline
 from mlxcel.cluster.secret import ClusterSecret
 from mlxcel.engine.generation import Generation
 from mlxcel.engine.slot import Request
-from mlxcel.errors import MlxcelError, PeerLinkBroken, PeerLost, WorkerFailed
+from mlxcel.errors import DeadlineError, MlxcelError, PeerLinkBroken, PeerLost, WorkerFailed
 from mlxcel.pipeline.report import Beat, Ended, Failed, Report
 from mlxcel.pipeline.step import Step
 from mlxcel.plugins import Plugins
@@ -94,6 +94,18 @@ def test_what_fails_while_loading_names_the_peer(scripted_peers: Any) -> None:
         pipeline.stop(drain=False)
         for peer in peers:
             peer.wait_for(lambda peer=peer: peer.heard_a(Release))
+
+
+def test_a_stage_that_does_not_load_is_named_with_its_address(scripted_peers: Any) -> None:
+    """The operator learns on which machine to look, not only for which stage."""
+    peers, go = scripted_peers(2), threading.Event()
+    peers[1].executor = lambda spec: ScriptedExecutor(spec, on_load=lambda: go.wait(WAIT))
+    with brought_up(peers, timeout=0.5) as pipeline:
+        with pytest.raises(DeadlineError) as caught:
+            pipeline.start()
+        assert str(caught.value).startswith(f"stage-1 @ {peers[1].address} did not answer")
+        go.set()
+        pipeline.stop(drain=False)
 
 
 def blocked(pipeline: RemotePipeline, peers: Any, stage: int) -> threading.Event:

@@ -103,6 +103,8 @@ def test_clusters_that_can_be(topology: Topology) -> None:
             "node 's0-r2' has rank 2.",
         ),
         (cluster(head(), stages=0), "pipeline_parallel_size = 0 is out of range."),
+        (cluster(head(), stages=1025), "pipeline_parallel_size = 1025 is out of range."),
+        (cluster(head(), ranks=257), "tensor_parallel_size = 257 is out of range."),
         (cluster(head(), ranks=10**9), "tensor_parallel_size = 1000000000 is out of range."),
         (cluster(stage(0), stage(2)), "node 'stage-2' has stage 2."),
         (cluster(stage(-1, "10.0.0.7:1"), stage(0)), "node 'stage--1' has stage -1."),

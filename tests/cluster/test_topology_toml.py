@@ -19,6 +19,7 @@ from mlxcel.cluster.topology import Node, Topology
 from mlxcel.cluster.topology_toml import (
     HEADER,
     LARGEST_FILE,
+    check_writable,
     emit_topology,
     parse_topology,
     read_topology,
@@ -311,6 +312,19 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def test_whether_a_file_can_be_written_is_seen_before(tmp_path: Path) -> None:
+    """The file stays as it is, nothing is left beside it, and what is wrong is the same error."""
+    file = tmp_path / ".mlxcel" / "cluster.toml"
+    check_writable(file)
+    assert list(file.parent.iterdir()) == []
+    write_topology(file, EMITTED)
+    check_writable(file)
+    assert file.read_text() == EMITTED
+    (tmp_path / "no-folder").write_text("")
+    with pytest.raises(FileError, match="--cluster-config-out"):
+        check_writable(tmp_path / "no-folder" / "cluster.toml")
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     """A link to the file, perhaps into a repository, is written through."""
     link, file = tmp_path / "cluster.toml", tmp_path / "kept" / "cluster.toml"
@@ -328,3 +342,35 @@ def test_a_device_is_never_replaced(tmp_path: Path) -> None:
         write_topology(pipe, EMITTED)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_names_and_texts_that_no_file_can_have(tmp_path: Path) -> None:
+    """A loop of links, a zero byte, half a surrogate pair: the error names the file."""
+    loop = tmp_path / "loop.toml"
+    loop.symlink_to(loop)
+    for path, text in (
+        (loop / "cluster.toml", EMITTED),
+        (tmp_path / "a\0b.toml", EMITTED),
+        (tmp_path / "cluster.toml", EMITTED + "# \ud800\n"),
+    ):
+        with pytest.raises(FileError, match="cannot be written"):
+            write_topology(path, text)
+    assert list(tmp_path.iterdir()) == [loop]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# \ud800\n" + EMITTED, "is no TOML"),
+        ('[cluster]\nsecret_file = "~nobody-has-this-name/key"', "'secret_file' is '~nobody"),
+        ("[cluster]\npipeline_parallel_size = 0x" + "f" * 5000, "of more than 64 bits"),
+        ("[cluster]\nname = 0x" + "f" * 5000, "of more than 64 bits"),
+        ("[cluster]\nname = [0x" + "f" * 5000 + "]", "'name' is too large"),
+        (EMITTED + "resources = {memory_bytes = 0x" + "f" * 5000 + "}", "of more than 64 bits"),
+    ],
+    ids=["surrogate", "home", "size", "name", "within", "memory"],
+)
+def test_texts_that_python_stumbles_over(text: str, words: str) -> None:
+    """Each is refused like any other text that describes no cluster."""
+    with pytest.raises(TopologyError, match=words):
+        parse_topology(text, "x.toml")

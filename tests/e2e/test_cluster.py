@@ -176,11 +176,13 @@ def test_ctrl_c_releases_the_peers(group: Any, pair: list[str], models: Path) ->
 
 
 def test_spares_are_named(group: Any, models: Path) -> None:
-    """Two stages need the first two peers; the third stays free for others."""
+    """Two stages need the first two peers; --verbose tells what these have loaded."""
     coordinator = group.coordinator(
-        models / "llama", "--pp-auto", "2", peers=list(reversed(group.addresses))
+        models / "llama", "--pp-auto", "2", "--verbose", peers=list(reversed(group.addresses))
     )
     group.url(coordinator)
+    coordinator.wait_for("pipeline partition quality: 2 stages")
+    coordinator.wait_for("stage 1 device 'stage-1' layers=3")
     coordinator.wait_for(f"not used, a spare: {group.addresses[2]}")
     coordinator.wait_for(f"stage-1 @ {group.addresses[1]}: layers 3-5")
     coordinator.process.terminate()
@@ -239,8 +241,9 @@ def test_all_by_hand(group: Any, models: Path) -> None:
     lines += ["[[nodes]]", 'id = "boss"', 'address = "127.0.0.1:19000"', 'role = "hybrid"']
     file.write_text("\n".join(lines), encoding="utf-8")
     command = ["-m", str(models / "qwen3_5"), "--distributed-config", str(file), "--node-id"]
-    for stage in range(3):
-        group.node([*command, f"stage-{stage}", "--blas", "wheel"])
+    peers = [group.node([*command, f"stage-{stage}", "--blas", "wheel"]) for stage in range(3)]
+    for peer in peers:
+        peer.wait_for("listening on")
     boss = [*command, "boss", "--port", "0"]
     coordinator = group.node([*boss, "--pp-balance", "time"])
     url = group.url(coordinator)

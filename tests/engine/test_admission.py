@@ -32,13 +32,16 @@ def manager(budget: int | None = None) -> StageKVManager:
 
 
 class Door:
-    """An admission to two slots, and what it says."""
+    """An admission to two slots or more for two stages, and what it says."""
 
-    def __init__(self, limits: Limits, budget: int | None = None, remembers: int = 0) -> None:
+    def __init__(
+        self, limits: Limits, budget: int | None = None, remembers: int = 0, slots: int = 2
+    ) -> None:
         self.refusals: list[AdmissionDiagnostic] = []
         self.manager = manager(budget)
-        self.slots = [Slot(0), Slot(1)]
+        self.slots = [Slot(key) for key in range(slots)]
         self.admission = Admission(
+            2,
             self.slots,
             [self.manager],
             (9,),
@@ -73,6 +76,16 @@ def test_slots_fill_evenly_or_up_to_what_is_wanted(
     door.admit(*map(sequence, range(5)))
     assert door.members == members
     assert door.admission.active == 5
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(5, [3, 2, 0, 0]), (7, [3, 3, 1, 0]), (8, [3, 3, 2, 0]), (12, [3] * 4)]
+)
+def test_further_slots_are_for_those_who_find_the_first_full(count: int, sizes: list[int]) -> None:
+    """Beyond one slot a stage, batches stay as large as they may be."""
+    door = Door(Limits(parallel=12, batch=3), slots=4)
+    door.admit(*map(sequence, range(count)))
+    assert [len(members) for members in door.members] == sizes
 
 
 def test_only_so_many_at_once() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from mlxcel.engine.engine import Engine, Settings
 from mlxcel.engine.generation import Generation
-from mlxcel.engine.kv_manager import StageKVManager
+from mlxcel.engine.kv_manager import AdmissionDiagnostic, RejectionReason, StageKVManager
 from mlxcel.engine.limits import Limits, credits_for
 from mlxcel.engine.local import open_model, running
 from mlxcel.engine.sequence import Output
@@ -188,13 +188,14 @@ def test_requests_that_belong_together() -> None:
 
 
 def test_what_can_never_fit_is_refused_at_once() -> None:
-    """A request larger than a stage's whole budget is refused with the numbers."""
+    """A request larger than a stage's whole budget is refused with the numbers, and counted."""
     manager = StageKVManager(1, [KVCacheKind(1, 8, 8)], 100_000, itemsize=4, chunk=64)
-    with (
-        scripted(2, managers=[manager]) as (engine, _, _),
-        pytest.raises(NeverFits, match="stage 1 has 0 sequences in 0 of 100000 bytes"),
-    ):
-        engine.submit(request(0, tokens=1_000_000))
+    refusals: list[AdmissionDiagnostic] = []
+    with scripted(2, managers=[manager]) as (engine, _, _):
+        engine._on_refusal = refusals.append
+        with pytest.raises(NeverFits, match="stage 1 has 0 sequences in 0 of 100000 bytes"):
+            engine.submit(request(0, tokens=1_000_000))
+    assert [(one.stage_index, one.reason) for one in refusals] == [(1, RejectionReason.MEMORY)]
 
 
 def test_waiting_has_a_deadline() -> None:

@@ -114,13 +114,35 @@ def test_all_workers_or_none(
     assert set(figures(grid).values()) == {(0, 0)}
 
 
-@pytest.mark.parametrize(("budgets", "total"), [([5, 7], 12), ([5, None], None)])
-def test_a_stage_uses_what_its_ranks_use(budgets: list[int | None], total: int | None) -> None:
-    """The figures of a stage are the sums over its ranks; one without limits has none."""
+@pytest.mark.parametrize(
+    ("budgets", "shown"),
+    [
+        ([200_000, 20_000], 20_000),
+        ([20_000, None], 20_000),
+        ([None, None], None),
+        ([5_000_000, 0], 0),
+    ],
+)
+def test_a_stage_is_as_tight_as_its_tightest_rank(
+    budgets: list[int | None], shown: int | None
+) -> None:
+    """The figures of a stage are those of the rank with the least room; the others hold no more."""
     managers = [manager(None, 0), *(manager(b, 1, rank) for rank, b in enumerate(budgets))]
-    for one in managers:
-        one.reserve(0, 2, 30)
     uses = stage_uses(managers)
     assert list(uses) == [0, 1]
-    assert uses[1].budget == total
-    assert uses[1].used == 2 * uses[0].used > 0
+    assert (uses[0].budget, uses[0].used) == (None, 0)
+    assert (uses[1].budget, uses[1].used) == (shown, 0)
+    for one in managers:
+        one.reserve(0, 2, 30)
+    assert uses[1].budget == shown
+    assert uses[1].used == uses[0].used > 0
+
+
+def test_the_tightest_rank_may_change() -> None:
+    """The rank whose caches are the fullest is shown, whatever its budget is."""
+    large, small = manager(400_000, 0, 0), manager(100_000, 0, 1)
+    use = stage_uses([large, small])[0]
+    assert use.tightest is small
+    large.reserve(0, 8, 64)
+    assert use.tightest is large
+    assert (use.used, use.budget) == (large.used, 400_000)

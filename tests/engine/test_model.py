@@ -70,7 +70,10 @@ def test_too_large_unpacked_and_indivisible_packed(
 
 @pytest.mark.parametrize("found", [("n_positions", 96), ("model_max_length", 64), (None, None)])
 def test_the_context_by_its_other_names(
-    tiny: Callable[..., Path], plugins: Plugins, tmp_path: Path, found: tuple[str | None, int | None]
+    tiny: Callable[..., Path],
+    plugins: Plugins,
+    tmp_path: Path,
+    found: tuple[str | None, int | None],
 ) -> None:
     """A model that was made for so many tokens says so, whatever its config.json calls them."""
     folder = shutil.copytree(tiny("llama"), tmp_path / "model")

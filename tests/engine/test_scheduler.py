@@ -267,6 +267,20 @@ def test_end_tokens_end_a_text_and_are_no_text() -> None:
     assert bench.outputs[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("micro_batch", [None, 2, 16])
+def test_all_that_may_run_do(stages: int, micro_batch: int | None) -> None:
+    """However few rows a step may have, as many sequences run at once as the operator allows."""
+    bench = Bench(stages, Limits(parallel=10, batch=4, micro_batch=micro_batch, chunk=4))
+    for index in range(12):
+        bench.scheduler.add(sequence(index, 3, 4))
+    bench.send()
+    assert (bench.scheduler.active, len(bench.scheduler.waiting)) == (10, 2)
+    bench.run()
+    assert {len(tokens) for tokens in bench.tokens().values()} == {4}
+    bench.clean()
+
+
 @pytest.mark.parametrize(
     ("failure", "kind"), [(FAILED_ROW, LogitsError), (FAILED_GRAMMAR, GrammarFailed)]
 )

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from mlxcel.engine.engine import Settings
+from mlxcel.engine.limits import Limits
 from mlxcel.engine.local import open_model, running
 from mlxcel.engine.model import Model
 from mlxcel.engine.sequence import Output
-from mlxcel.engine.service import Service
+from mlxcel.engine.service import Service, credits_of
 from mlxcel.engine.slot import Request
 from mlxcel.engine.started import started
 from mlxcel.errors import DeadlineError, InternalError, Unavailable, UsageError
+from mlxcel.family.batching import Batching
 from mlxcel.pipeline.pipeline import OnProgress
 from mlxcel.pipeline.report import Failed
 from mlxcel.pipeline.step import Step
@@ -266,6 +268,23 @@ def test_stages_are_given_up_after_a_failure(model: Model, monkeypatch: pytest.M
     service.stop()
     assert service.phase == "failed"
     assert drained == [False]
+
+
+def test_credits_of_a_model_that_cannot_batch(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the stages allows as many steps as the engine may have in flight."""
+    monkeypatch.setattr(Model, "batching", Batching.SINGLE)
+    settings = Settings(Limits(parallel=9))
+    service = Service(model, partial(running, model, timeout=WAIT), settings, [None, None], print)
+    service.start()
+    wait_until_loaded(service)
+    try:
+        assert service._pipeline is not None and service._engine is not None
+        assert service._engine._scheduler.credits == service._pipeline.credits
+        assert service._pipeline.credits == credits_of(model, settings) == 9 + 4 + 1
+    finally:
+        service.stop()
 
 
 def test_never_started(model: Model) -> None:

@@ -7,10 +7,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlxcel.checkpoint.config import read_config
 from mlxcel.engine.slot import Request, prompt_work
 from mlxcel.family import Family
 from mlxcel.family.transformer import flat_parameters
@@ -27,6 +29,7 @@ from mlxcel.testing.split import (
     one_stage,
     unlike_alone,
 )
+from mlxcel.testing.split import differences as unlike
 
 Tiny = Callable[..., Path]
 FamilyOf = Callable[[Path], Family]
@@ -156,6 +159,53 @@ def test_the_first_layers_of_larger_files(tiny: Tiny, family_of: FamilyOf, tmp_p
     assert "layers 4-7 are ignored" in notice
     [work] = prompt_work(0, [Request(0, (72,), 1)], 512, itertools.count(1))
     assert mx.isfinite(one_stage(path, family).run(0, work)).all().item()
+
+
+@pytest.mark.parametrize("key", ["hybrid_override_pattern", "layers_block_type"])
+def test_layers_that_only_a_list_counts(
+    tiny: Tiny, family_of: FamilyOf, tmp_path: Path, key: str
+) -> None:
+    """A Nemotron-H may leave its number of layers to the list of them."""
+    path = tmp_path / "uncounted"
+    shutil.copytree(tiny("nemotron_h"), path)
+    config = json.loads((path / "config.json").read_text())
+    pattern = config.pop("hybrid_override_pattern")
+    assert config.pop("num_hidden_layers") == len(pattern)
+    kinds = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    config[key] = pattern if key == "hybrid_override_pattern" else [kinds[k] for k in pattern]
+    (path / "config.json").write_text(json.dumps(config))
+    family = family_of(path)
+    assert family.open(path).config.num_layers == len(pattern)
+    scene = Scene((17,), steps=1)
+    [whole, again] = [one_stage(p, family) for p in (tiny("nemotron_h"), path)]
+    assert list(unlike(whole, again, scene)) == []
+    assert check_split(path, family, scenes=[scene], reference=one_stage) == []
+
+
+@pytest.mark.parametrize("name", ["gemma4", "kimi_k3", "qwen3_5", "qwen3_5_moe_vlm"])
+@pytest.mark.parametrize("outer", [None, False, True])
+@pytest.mark.parametrize("inner", [None, False, True])
+def test_the_model_is_tied_where_the_family_says_so(
+    tiny: Tiny,
+    family_of: FamilyOf,
+    tmp_path: Path,
+    name: str,
+    outer: bool | None,
+    inner: bool | None,
+) -> None:
+    """The text settings decide, then the outer ones, for the plan and for the model alike."""
+    config = json.loads((tiny(name) / "config.json").read_text())
+    text = config.setdefault("text_config", {**config})
+    for settings, tied in ((config, outer), (text, inner)):
+        settings.pop("tie_word_embeddings", None)
+        if tied is not None:
+            settings["tie_word_embeddings"] = tied
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    family, read = family_of(tmp_path), read_config(tmp_path)
+    model: Any = family.stage_class().build_model(read)
+    given = outer if inner is None else inner
+    assert family.tied(read) == (family.tied_by_default if given is None else given)
+    assert family.tied(read) == ("lm_head" not in getattr(model, "language_model", model))
 
 
 def test_a_stage_without_any_cache(tiny: Tiny, family_of: FamilyOf) -> None:

@@ -118,7 +118,10 @@ def test_generate_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], wo
     path = build("rwkv7", tmp_path)
     command = ["generate", "-m", str(path), "-p", "abc", "--pp-size", "2", "--pp-workers", workers]
     assert run(command) == 2
-    assert "A rwkv7 model cannot be split safely: layer 0 hands on" in capsys.readouterr().err
+    assert (
+        "A model of type 'rwkv7' cannot be split safely: layer 0 hands on"
+        in capsys.readouterr().err
+    )
 
 
 class Block(nn.Module):
@@ -238,7 +241,7 @@ def test_caches_of_a_refused_model(tmp_path: Path, generic: Family) -> None:
     """A server learns that a model cannot be split before it starts its stages."""
     config = read_config(build("rwkv7", tmp_path))
     for ask in (generic.caches, generic.batching):
-        with pytest.raises(UnsupportedError, match="A rwkv7 model cannot be split"):
+        with pytest.raises(UnsupportedError, match="A model of type 'rwkv7' cannot be split"):
             ask(config)
 
 

@@ -110,5 +110,5 @@ def test_no_plan_for_what_nobody_knows(plugins: Plugins, tmp_path: Path) -> None
     """An architecture of the generic family is split over stages only."""
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2}')
     _, family = served_by("gpt2", plugins)
-    with pytest.raises(UnsupportedError, match="gpt2 model cannot be split over ranks"):
+    with pytest.raises(UnsupportedError, match="'gpt2' cannot be split over ranks"):
         family.shard_plan(read_config(tmp_path), MODES[0])

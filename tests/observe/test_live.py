@@ -70,6 +70,17 @@ def test_ranks_of_a_stage(live: LiveFigures, clock: Clock) -> None:
     assert figures.received == 1000.0
 
 
+def test_beats_of_ranks_out_of_phase(live: LiveFigures, clock: Clock) -> None:
+    """What another rank beats before and after rank 0 is no time in which a stage worked."""
+    for at, rank in enumerate((1, 0, 1)):
+        live.beat(Beat(0, 2.0, 2.0, 4, received=2000, rank=rank))
+        clock.now += 1.0 * (at < 2)
+    settle(clock)
+    figures = live.stage_figures(8.0)[0]
+    assert (figures.busy, figures.bubble) == (0.25, 0.0)
+    assert figures.received == 750.0
+
+
 def test_a_stage_that_does_not_exist(live: LiveFigures) -> None:
     """A beat of no stage is not taken."""
     live.beat(Beat(2, 1.0, 1.0, 1, hops=(5.0,)))

@@ -74,7 +74,7 @@ def test_scales_of_something_else_are_not_packing(tmp_path: Path) -> None:
 def test_layers_beyond_the_last_are_told(tmp_path: Path) -> None:
     """Weights of layers that config.json does not count are named."""
     [notice] = oddities(checkpoint(tmp_path, LAYERS, num_hidden_layers=1))
-    assert "the weights of layers 1 are ignored" in notice
+    assert "the weights of layer 1 are ignored: config.json describes 1 layer" in notice
 
 
 def test_draft_layers_are_expected(tmp_path: Path) -> None:

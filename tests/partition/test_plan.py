@@ -18,6 +18,7 @@ from mlxcel.partition.memory import MemoryLimits
 from mlxcel.partition.plan import Plan, make_plan
 from mlxcel.partition.profile import ModelProfile
 from mlxcel.plugins import Plugins
+from mlxcel.tensor.options import TensorParallel
 
 Make = Callable[..., Plan]
 
@@ -181,3 +182,45 @@ def test_caches_take_memory(make: Make) -> None:
     plan = make(workload=Workload(context=10, sequences=2))
     assert plan.stages[0].kv_bytes == caught.value.kv_bytes
     assert all(layer.kv_bytes for layer in plan.profile.layers)
+
+
+def test_more_ranks_that_are_enough_are_named(make: Make) -> None:
+    """Where ranks have memory of their own, the fewest of them that fit are; and they do fit."""
+    share = make(size=2, tensor=TensorParallel(2), apart=True).stages
+    limits = MemoryLimits((max(stage.total_bytes for stage in share),))
+    with pytest.raises(MemoryBudgetError, match=r"or 2 ranks a stage \(--tp-size 2\)"):
+        make(size=2, limits=limits, apart=True)
+    make(size=2, limits=limits, tensor=TensorParallel(2), apart=True)
+
+
+def test_more_ranks_that_are_enough_for_given_ranges(make: Make) -> None:
+    """With --pp-layers it is these ranges that have to fit."""
+    limits = MemoryLimits((500_000,))
+    for layers, ranks in (("0-2,3-5", 2), ("0-0,1-5", 4)):
+        with pytest.raises(MemoryBudgetError, match=rf"\(--tp-size {ranks}\)"):
+            make(layers=layers, limits=limits, apart=True)
+        make(layers=layers, limits=limits, tensor=TensorParallel(ranks), apart=True)
+
+
+def test_more_ranks_than_there_are(make: Make) -> None:
+    """Only numbers above the one that was asked for are tried."""
+    share = make(size=2, tensor=TensorParallel(4), apart=True).stages
+    limits = MemoryLimits((max(stage.total_bytes for stage in share),))
+    with pytest.raises(MemoryBudgetError, match=r"--tp-size 4"):
+        make(size=2, limits=limits, tensor=TensorParallel(2), apart=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor": TensorParallel(2)}])
+def test_ranks_of_one_process_do_not_help(make: Make, options: dict[str, Any]) -> None:
+    """They share its memory, so no number of them is offered."""
+    with pytest.raises(MemoryBudgetError) as caught:
+        make(size=2, limits=MemoryLimits((600_000,)), **options)
+    assert "--tp-size" not in str(caught.value)
+    assert "quantized weights" in caught.value.way_out
+
+
+def test_no_number_of_ranks_is_enough(make: Make) -> None:
+    """Then none is offered."""
+    with pytest.raises(MemoryBudgetError) as caught:
+        make(size=2, limits=MemoryLimits((1000,)), apart=True)
+    assert "--tp-size" not in str(caught.value)

@@ -59,8 +59,8 @@ def test_format_is_the_inverse_of_parse(sizes: list[int]) -> None:
         ([range(5), range(5, 9)], "layer 9 is missing"),
         ([range(5), range(5, 11)], "no layer 10"),
         ([range(5), range(5, 5), range(5, 10)], "stage 1 has no layer"),
-        ([range(5, 10), range(5)], "layer 0-4 is missing before stage 0"),
-        ([], "layer 0-9 is missing"),
+        ([range(5, 10), range(5)], "layers 0-4 are missing before stage 0"),
+        ([], "layers 0-9 are missing"),
     ],
 )
 def test_ranges_must_tile_the_layers(ranges: list[range], problem: str) -> None:

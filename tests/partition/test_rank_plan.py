@@ -125,7 +125,7 @@ def test_each_module_has_its_own_groups(planned: Make) -> None:
     planned("llama", 2, config=config)
     config["quantization"][down] = own
     found = refusal(planned, "llama", 2, config=config)
-    assert (found.module, found.parts) == (down, "1 quantization groups (of 128 inputs)")
+    assert (found.module, found.parts) == (down, "1 quantization group (of 128 inputs)")
     config["quantization"][down] = False
     planned("llama", 2, config=config)
 
@@ -161,7 +161,7 @@ def test_no_mirrors(planned: Make) -> None:
 
 def test_generic_models(planned: Make) -> None:
     """Nobody knows what of an architecture may be split that only mlx-lm knows."""
-    with pytest.raises(UnsupportedError, match=r"gpt2 model cannot be split .*--pp-size"):
+    with pytest.raises(UnsupportedError, match=r"'gpt2' cannot be split .*--pp-size"):
         planned("llama", 3, config={"model_type": "gpt2"})
 
 
@@ -192,7 +192,7 @@ def test_families_that_do_not_say(
 ) -> None:
     """Without shards there is nothing to share: more stages are the way out."""
     checkpoint = family.open(tiny("llama"))
-    with pytest.raises(UnsupportedError, match=r"llama model cannot be split .*--pp-size"):
+    with pytest.raises(UnsupportedError, match=r"'llama' cannot be split .*--pp-size"):
         make_plan(checkpoint, family, DtypeChoice(None, ""), plugins, tensor=TensorParallel(2))
 
 

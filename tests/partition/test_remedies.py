@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlxcel.family.contract import LayerAdjacencyGroup
 from mlxcel.partition.profile import LayerProfile, ModelProfile
-from mlxcel.partition.remedies import remedies
+from mlxcel.partition.remedies import Wording, remedies
 
 
 def of(count: int, kv_bytes: int = 0) -> ModelProfile:
@@ -22,6 +22,24 @@ def test_more_stages_of_one_size_are_counted() -> None:
 def test_more_stages_of_several_sizes_are_not() -> None:
     """Where sizes differ, nobody knows what another stage would have."""
     assert list(remedies(of(10), [200, 300], quantized=True)) == ["more stages"]
+
+
+def test_more_ranks_are_offered_where_they_are_enough() -> None:
+    """Beside more stages, as either alone helps."""
+    assert list(remedies(of(10), [200, 200], quantized=True, ranks=4)) == [
+        "5 stages of this size (--pp-size 5)",
+        "4 ranks a stage (--tp-size 4)",
+    ]
+
+
+def test_remedies_are_told_in_the_operators_words() -> None:
+    """Whoever has other flags, or a file, hears of those."""
+    wording = Wording("stages = {}", "ranks = {}", "a smaller ctx")
+    assert list(remedies(of(4, 50), [500], quantized=True, ranks=2, wording=wording)) == [
+        "2 stages of this size (stages = 2)",
+        "2 ranks a stage (ranks = 2)",
+        "a smaller ctx",
+    ]
 
 
 def test_more_stages_are_no_help_for_a_layer_too_large() -> None:

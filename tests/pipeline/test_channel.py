@@ -47,6 +47,25 @@ def test_a_full_channel_refuses_at_once() -> None:
     channel.put(3)
 
 
+def test_a_put_may_wait_for_a_place() -> None:
+    """It goes in as soon as something is taken, in the order of the puts."""
+    channel: Channel[int] = Channel(1, "a to b")
+    channel.put(1)
+    waiting = in_thread(lambda: channel.put(2, wait=True) or 0)
+    assert [channel.get(LONG), channel.get(LONG)] == [1, 2]
+    assert waiting.result(LONG) == 0
+
+
+def test_a_put_that_waits_ends_with_the_channel() -> None:
+    """Whoever waits for a place learns that nobody will take the item."""
+    channel: Channel[int] = Channel(1, "a to b")
+    channel.put(1)
+    waiting = in_thread(lambda: channel.put(2, wait=True) or 0)
+    channel.close("over")
+    with pytest.raises(ChannelClosed, match="over"):
+        waiting.result(LONG)
+
+
 def test_a_get_has_a_deadline() -> None:
     """Nothing in time: the error names the channel and what was waited for."""
     channel: Channel[int] = Channel(1, "stage 0 to stage 1")

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
-from mlxcel.errors import RankLost, WireError
-from mlxcel.pipeline.group import NOTICE, RankGroup, group_peers
+from mlxcel.errors import DeadlineError, RankLost, WireError
+from mlxcel.pipeline.group import (
+    LISTEN_SECONDS,
+    NOTICE,
+    TELL_SECONDS,
+    RankGroup,
+    group_peers,
+)
 from mlxcel.transport.plain import PlainConnection
 
 SHORT = 0.05
@@ -129,6 +137,33 @@ def test_a_late_rank_has_not_ended_the_connection(stack: ExitStack) -> None:
     with pytest.raises(RankLost) as caught:
         slow.receive(1, "all-reduce 1")
     assert caught.value.broken
+
+
+class Hung:
+    """A connection whose other end neither takes nor sends anything, on a clock of its own."""
+
+    now = 0.0
+
+    def send(self, pieces: object, timeout: float) -> None:
+        self.receive(timeout)
+
+    def receive(self, timeout: float) -> None:
+        Hung.now += timeout
+        raise DeadlineError("a rank", "anything", timeout, "")
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def test_notices_share_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks hang, who misses one leaves soon after its deadline."""
+    monkeypatch.setattr(Hung, "now", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: Hung.now)
+    connections: dict[int, Any] = {rank: Hung() for rank in range(1, 64)}
+    group = RankGroup(0, 0, 64, connections, LONG)
+    with pytest.raises(RankLost):
+        group.receive(63, "all-reduce 1")
+    assert Hung.now <= LONG + TELL_SECONDS + LISTEN_SECONDS
 
 
 @pytest.mark.parametrize("frame", [b"", b"\2", b"\1", b"\1\0\xff"])

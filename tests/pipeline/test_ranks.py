@@ -11,17 +11,21 @@ from typing import Any
 import pytest
 
 from mlxcel.errors import ChannelClosed, RankLost, RanksDisagree, SamplingFailed, WireError
+from mlxcel.pipeline.control import DataSocket, Job
 from mlxcel.pipeline.decision import StepDecision, pieces
 from mlxcel.pipeline.follower import FollowingInbox, NoOutbox
 from mlxcel.pipeline.group import RankGroup
 from mlxcel.pipeline.leader import LeadingInbox
 from mlxcel.pipeline.link import Link, memory_link
 from mlxcel.pipeline.meeting import meet
-from mlxcel.pipeline.operations import New, Sampling
+from mlxcel.pipeline.operations import New, Release, Sampling
 from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Report
+from mlxcel.pipeline.socket_link import ConnectionOutbox
 from mlxcel.pipeline.step import Message, Step, StepFailed, Stop, Tokens
 from mlxcel.pipeline.worker import run_stage
 from mlxcel.stage.contract import StageSpec
+from mlxcel.stage.serve import RECEIVE
+from mlxcel.stage.serve import _links as serve_links
 from mlxcel.tensor.options import TensorParallel
 from mlxcel.testing.doubles import ScriptedExecutor
 from mlxcel.transport.plain import PlainConnection
@@ -77,6 +81,28 @@ def test_ranks_with_links_take_their_own_steps(groups: Groups) -> None:
     follower = FollowingInbox(groups[1], link(own))
     leader.receive(1)
     assert follower.receive(1) is own
+
+
+def test_a_rank_that_lags_behind_gets_all(groups: Groups) -> None:
+    """Rank 0 is done with steps without tensors, and more come, before another has run the first.
+
+    Only it gives credits back, so what waits for the others is bounded by their connection.
+    """
+    here, there = socket.socketpair()
+    sending = ConnectionOutbox(PlainConnection(here, "rank 1"), "a link", SECONDS, lambda h: h)
+    steps = [Step(number, 0, (Release(number),)) for number in range(12)]
+    leader = LeadingInbox(memory_link(len(steps), "rank 0's"), groups[0], carry=False)
+    sockets = {RECEIVE: (DataSocket("receive", "a link", "rank 1"), there)}
+    job = Job(spec(1, stage=1, count=2), credits=2, timeout=SECONDS)
+    connections = {RECEIVE: PlainConnection(there, "rank 1")}
+    follower, _ = serve_links(job, sockets, connections, groups[1])
+    for step in steps:
+        sending.send(step)
+        leader._inner.send(step)  # type: ignore[attr-defined]
+        assert leader.receive(0) == step
+    sending.close()
+    assert [follower.receive(SECONDS) for _ in steps] == steps
+    follower.close()
 
 
 @pytest.mark.parametrize(

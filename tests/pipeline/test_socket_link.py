@@ -12,6 +12,7 @@ from mlxcel.pipeline.operations import Release
 from mlxcel.pipeline.socket_link import MOST_HOPS, ConnectionInbox, ConnectionOutbox
 from mlxcel.pipeline.step import Step, Stop, Tokens
 from mlxcel.transport.plain import PlainConnection
+from mlxcel.wire import message as wire_message
 from mlxcel.wire.frame import send_frame
 from mlxcel.wire.message import encode
 from mlxcel.wire.tensor import WireTensor
@@ -126,3 +127,18 @@ def test_both_ends_count_the_bytes_on_the_wire(pair: Pair) -> None:
     sending.send(Stop())
     receiving.receive(WAIT)
     assert sending.sent == receiving.received == 8 + len(encode(Stop()))
+
+
+def test_what_goes_wrong_here_is_not_blamed_on_the_other_end(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for a frame, say: the reason is named."""
+
+    def decode(frame: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(wire_message, "decode", decode)
+    sending, receiving = outbox(pair[0]), inbox(pair[1])
+    sending.send(Tokens(1, 0, (5,)))
+    with pytest.raises(ChannelClosed, match="MemoryError"):
+        receiving.receive(WAIT)

@@ -69,6 +69,35 @@ async def test_there_is_room_for_so_many() -> None:
             assert await feed.next() is not None
 
 
+async def test_an_event_that_cannot_be_made(caplog: pytest.LogCaptureFixture) -> None:
+    """It is left out, the log says so once in a row, and watchers get the next that can."""
+    made = iter([ZeroDivisionError("first"), ZeroDivisionError("second"), b"third", b"fourth"])
+
+    def make() -> bytes:
+        if isinstance(event := next(made), Exception):
+            raise event
+        return event
+
+    feed = Feed(make, seconds=0.0)
+    with feed.watching():
+        async with asyncio.timeout(60):
+            assert await feed.next() == b"third"
+    [record] = caplog.records
+    assert record.exc_info is not None and str(record.exc_info[1]) == "first"
+
+
+async def test_the_end_is_told_whatever_happens() -> None:
+    """Who waits is let go also where the last event cannot be made."""
+    feed = Feed(lambda: b"%d" % (1 // 0), seconds=60.0)
+    with feed.watching():
+        waiting = asyncio.create_task(feed.next())
+        await asyncio.sleep(0)
+        feed.close()
+        async with asyncio.timeout(60):
+            assert await waiting is None
+        assert await feed.next() is None
+
+
 async def test_the_end_is_told_at_once() -> None:
     """Closing makes a last event for those who wait, and ends the others."""
     feed = Feed(itertools.repeat(b"last").__next__, seconds=60.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +16,7 @@ from mlxcel.errors import ChannelClosed, DeadlineError, WireError
 from mlxcel.plugins import Plugins
 from mlxcel.transport import Connection, Keys, TransportOptions
 from mlxcel.transport.make import make_transport
-from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Sealer
+from mlxcel.wire.sealed import CHUNK, HEADER, TAG, Sealer, chunk_sizes
 
 WAIT = 10.0
 HERE, THERE = b"h" * 32, b"t" * 32
@@ -207,6 +209,59 @@ def test_forgeries_end_the_connection(
         connection.receive(WAIT)
     with pytest.raises(ChannelClosed):
         connection.receive(WAIT)
+
+
+def chunks_of(frame: bytes, length: int) -> list[bytes]:
+    """The header of a sealed frame, then its chunks with their tags."""
+    cuts = [0, HEADER]
+    for size in chunk_sizes(length):
+        cuts.append(cuts[-1] + size + TAG)
+    assert cuts[-1] == len(frame)
+    return [frame[start:stop] for start, stop in pairwise(cuts)]
+
+
+# What is done to the header and the chunks of one frame that has three or more.
+TAMPERINGS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "second flipped": lambda c: [*c[:2], bytes([c[2][0] ^ 1]) + c[2][1:], *c[3:]],
+    "second lost": lambda c: [*c[:2], *c[3:]],
+    "second and third swapped": lambda c: [*c[:2], c[3], c[2], *c[4:]],
+    "first twice": lambda c: [*c[:2], *c[1:]],
+    "second twice": lambda c: [*c[:3], *c[2:]],
+    "tail lost": lambda c: [*c[:-1], c[-1][:-1]],
+    "last lost": lambda c: c[:-1],
+    "length less": lambda c: [(int.from_bytes(c[0], "little") - 1).to_bytes(8, "little"), *c[1:]],
+    "length more": lambda c: [(int.from_bytes(c[0], "little") + 1).to_bytes(8, "little"), *c[1:]],
+}
+
+
+@pytest.mark.parametrize("length", [2 * CHUNK + 1, 2 * CHUNK + 5, 3 * CHUNK])
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_tampering_with_chunks_ends_the_connection(tampering: str, length: int) -> None:
+    """A frame is delivered whole or not at all, and nothing after it; as it was, it is."""
+    plain = (bytes(range(256)) * (length // 256 + 1))[:length]
+    chunks = chunks_of(Sealer(HERE).frame([plain]), length)
+    for tamper in (TAMPERINGS[tampering], None):
+        mine, other = socket.socketpair()
+        connection = connect(other, Keys(THERE, HERE), OPTIONS)
+        sent = b"".join(tamper(chunks) if tamper else chunks)
+
+        def send(sock: socket.socket = mine, sent: bytes = sent) -> None:
+            with contextlib.suppress(OSError):
+                sock.sendall(sent)
+                sock.shutdown(socket.SHUT_WR)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        if tamper is None:
+            assert connection.receive(WAIT) == plain
+        else:
+            with pytest.raises((WireError, ChannelClosed)):
+                connection.receive(WAIT)
+            with pytest.raises(ChannelClosed, match="it was closed here"):
+                connection.receive(WAIT)
+        connection.close()
+        sender.join(WAIT)
+        mine.close()
 
 
 def test_a_truncated_frame_is_an_error_not_an_end(

@@ -59,6 +59,15 @@ def test_what_stands_before_a_tensor_is_a_chunk_by_itself() -> None:
     assert all(chunk.obj is tensor.obj for chunk in chunks)  # type: ignore[union-attr]
 
 
+def test_an_empty_piece_makes_no_copy() -> None:
+    """Wherever it stands, chunks within one piece are views of it."""
+    large = memoryview(bytes(2 * CHUNK))
+    chunks = list(split([memoryview(b""), large, memoryview(b"")]))
+    assert [len(chunk) for chunk in chunks] == [CHUNK, CHUNK]
+    assert all(chunk.obj is large.obj for chunk in chunks)  # type: ignore[union-attr]
+    assert list(split([memoryview(b"")])) == [b""]
+
+
 def test_equal_frames_look_different() -> None:
     """The same words twice give no hint that they are the same."""
     sealer = Sealer(KEY)

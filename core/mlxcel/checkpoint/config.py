@@ -16,9 +16,13 @@ from mlxcel.errors import CheckpointError
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 MAX_LAYERS = 10_000
+TIED = "tie_word_embeddings"
 
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
 """The usual name, and what GPT-2 and others say instead."""
+
+_PER_LAYER = ("hybrid_override_pattern", "layers_block_type", "layer_types")
+"""What has an entry for each layer; Nemotron-H leaves the count to them."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TAG = "__float__"
@@ -76,7 +80,7 @@ class ModelConfig:
         if (value := self.get(key)) is None:
             raise CheckpointError(
                 self.path,
-                f"has no {key!r}, which a {self.model_type} model needs.",
+                f"has no {key!r}, which a model of type {self.model_type!r} needs.",
                 "Use the config.json that belongs to the weights.",
             )
         return value
@@ -87,10 +91,11 @@ def read_config(path: Path) -> ModelConfig:
 
     Raises:
         CheckpointError: The folder or the file is missing or malformed, it lacks
-            ``model_type`` or ``num_hidden_layers``, or it wants to run code of its own.
+            ``model_type`` or ``num_hidden_layers`` (and a list of the layers), or it wants to
+            run code of its own.
     """
     file = _config_file(Path(path))
-    raw = _untag(read_json_object(file))
+    raw = _with_one_tie(_untag(read_json_object(file)))
     text = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
     if (script := raw.get("model_file")) is not None:
         raise CheckpointError(
@@ -145,6 +150,17 @@ def _untag(value: Any) -> Any:
     return value
 
 
+def _with_one_tie(raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` with the outer flag for a tied head in the text settings too, where they have none.
+
+    It is the whole model's, but mlx-lm builds the text model of its own settings alone.
+    """
+    text, tied = raw.get("text_config"), raw.get(TIED)
+    if not isinstance(text, dict) or tied is None or text.get(TIED) is not None:
+        return raw
+    return {**raw, "text_config": {**text, TIED: tied}}
+
+
 def _model_type(raw: Mapping[str, Any], file: Path) -> str:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or not model_type:
@@ -158,7 +174,9 @@ def _model_type(raw: Mapping[str, Any], file: Path) -> str:
 
 def _num_layers(raw: Mapping[str, Any], text: Mapping[str, Any], file: Path) -> int:
     given = (source.get(key) for key in _LAYER_COUNTS for source in (text, raw))
-    count = next((value for value in given if value is not None), None)
+    lists = (source.get(key) for key in _PER_LAYER for source in (text, raw))
+    lengths = (len(entries) for entries in lists if isinstance(entries, list | str))
+    count = next((value for value in (*given, *lengths) if value is not None), None)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_LAYERS:
         found = "is missing" if count is None else f"is {count!r}"
         raise CheckpointError(

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from mlxcel.errors import CheckpointError
+from mlxcel.errors.words import counted
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -94,7 +95,7 @@ def _read(file: Path, data: mmap.mmap) -> GgufFile:
     if end and start + end > len(data):
         raise CheckpointError(
             file,
-            f"is cut short: {start + end - len(data)} bytes are missing.",
+            f"is cut short by {counted(start + end - len(data), 'byte')}.",
             "Copy or download the file again.",
         )
     return GgufFile(file, metadata, tensors)

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from mlxcel.errors import CheckpointError
+from mlxcel.errors.words import counted
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 16
@@ -87,7 +88,7 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
             elif len(start) < 8 or length <= MAX_HEADER_BYTES:
                 missing = 8 + length - size if len(start) == 8 else 8 - size
                 raise CheckpointError(
-                    file, f"is cut short: at least {missing} bytes are missing.", _AGAIN
+                    file, f"is cut short by at least {counted(missing, 'byte')}.", _AGAIN
                 )
             else:
                 raise CheckpointError(
@@ -120,7 +121,7 @@ def _parse(header: bytes, data_start: int, data_bytes: int, file: Path) -> dict[
             raise _malformed(file, f"tensors {last!r} and {name!r} overlap")
         end, last = stop, name
     if missing := max(0, end - data_start - data_bytes):
-        raise CheckpointError(file, f"is cut short: {missing} bytes are missing.", _AGAIN)
+        raise CheckpointError(file, f"is cut short by {counted(missing, 'byte')}.", _AGAIN)
     return tensors
 
 

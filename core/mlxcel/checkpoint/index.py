@@ -11,6 +11,7 @@ import attrs
 from mlxcel.checkpoint.headers import TensorHeader, read_header
 from mlxcel.checkpoint.json_file import read_json_object
 from mlxcel.errors import CheckpointError
+from mlxcel.errors.words import counted
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -70,7 +71,8 @@ def weight_files(path: Path) -> WeightFiles:
                 "Index and weights do not belong together: get both from one source.",
             )
     if unlisted := len(tensors) - len(placed) if placed else 0:
-        notices.append(f"{index}: {unlisted} tensors of its files are not listed, used anyway")
+        tensors_of_its_files = f"{counted(unlisted, 'tensor')} of its files"
+        notices.append(f"{index}: does not list {tensors_of_its_files}, used anyway")
     return WeightFiles(tensors, files, tuple(notices))
 
 

@@ -61,7 +61,8 @@ def add_cluster_flags(group: argparse._ActionsContainer) -> None:
         type=float,
         default=_DEFAULTS.heartbeat_grace,
         metavar="SECONDS",
-        help="silence after which a node is lost (5)",
+        help="silence after which a node is lost (5), or a worker process where there is no "
+        "cluster (10)",
     )
     group.add_argument(
         "--dry-run", action="store_true", help="write the TOML, say what would start, and end"

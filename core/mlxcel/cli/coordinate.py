@@ -20,6 +20,7 @@ from typing import NoReturn
 from mlxcel.checkpoint.config import read_config
 from mlxcel.cli.plugins import discover
 from mlxcel.cli.progress import LoadingBars
+from mlxcel.cli.quality import telling_quality
 from mlxcel.cli.serve import context_notices, engine_settings, kv_budget, server_options
 from mlxcel.cli.tensor_flags import tensor_options
 from mlxcel.cluster.agreement import differences, disagreements
@@ -89,7 +90,7 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
             with phases.timed("plan"):
                 wishes, probe = plan_wishes(args), options.mode == "coordinator-auto"
                 model = plan_remotely(args.model, plugins, topology, peers, wishes, probe=probe)
-            _show_plan(model, topology, peers)
+            _show_plan(model, topology, peers, warn=not args.verbose)  # else with the report
             for notice in context_notices(args, model):
                 _say(notice)
             credits = credits_of(model, settings)
@@ -108,10 +109,11 @@ def run_coordinator(args: argparse.Namespace, options: ClusterOptions) -> int:
                 write_topology(path, emit_topology(topology))
                 _say(f"cluster: {path}")
             run = partial(running_remotely, model, coordinator, transport, grace, args.pp_timeout)
+            shown: RunModel = partial(_run, topology.stages, run)
             make = partial(
                 Service,
                 model,
-                partial(_run, topology.stages, run),
+                partial(telling_quality, shown, model) if args.verbose else shown,
                 settings,
                 kv_budgets(model, peers, topology, kv_budget(args)),
                 places=[stage.device_id for stage in model.plan.stages],
@@ -211,7 +213,9 @@ def _show_nodes(assignment: Assignment) -> None:
         _say(f"not used, a spare: {address}")
 
 
-def _show_plan(model: Model, topology: Topology, peers: Sequence[Introduction]) -> None:
+def _show_plan(
+    model: Model, topology: Topology, peers: Sequence[Introduction], *, warn: bool
+) -> None:
     for notice in model.notices:
         _say(notice)
     for node, memory in zip(topology.stages, free_memory(peers), strict=True):
@@ -221,7 +225,8 @@ def _show_plan(model: Model, topology: Topology, peers: Sequence[Introduction]) 
             f"{node.id} @ {node.address}: layers {format_ranges([stage.layer_range])}, "
             f"{stage.estimated_memory_bytes / 1e6:.1f} MB {room}"
         )
-    if warning := PartitionQualityReport(model.plan.stages, model.plan.profile.groups).warning():
+    report = PartitionQualityReport(model.plan.stages, model.plan.profile.groups)
+    if warn and (warning := report.warning()):
         _say(warning)
 
 

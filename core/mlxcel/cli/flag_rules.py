@@ -110,7 +110,13 @@ RULES = (
         "Give it to the coordinator.",
     ),
     Rule(
-        ("--alias", "--api-key", "--api-key-file", "--max-body-size"),
+        ("--verbose",),
+        LOCAL + COORDINATOR,
+        "the coordinator tells how the layers were divided",
+        "Give it to the coordinator.",
+    ),
+    Rule(
+        ("--alias", "--allowed-origins", "--api-key", "--api-key-file", "--max-body-size"),
         LOCAL + COORDINATOR,
         "a peer serves nothing but /health and /metrics",
         "Give it to the coordinator.",
@@ -158,7 +164,7 @@ RULES = (
         _CLUSTER,
     ),
     Rule(
-        ("--cluster-secret-file", "--cluster-heartbeat-grace"),
+        ("--cluster-secret-file",),
         COORDINATOR + PEER,
         "there is nobody to talk to",
         _CLUSTER,

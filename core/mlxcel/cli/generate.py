@@ -14,14 +14,13 @@ from mlxcel.cli.model_flags import LONGEST_WAIT, add_stage_flags, add_type_flags
 from mlxcel.cli.output import JsonOutput, Output, TextOutput
 from mlxcel.cli.plugins import add_no_plugin
 from mlxcel.cli.progress import LoadingBars
+from mlxcel.cli.quality import quality
 from mlxcel.cli.tensor_flags import add_rank_flags, add_tensor_flags
 from mlxcel.errors import UsageError
-from mlxcel.partition.report import PartitionQualityReport
 
 if TYPE_CHECKING:
     from mlxcel.engine.model import Model
     from mlxcel.engine.slot import Request
-    from mlxcel.partition.plan import Plan
 
 
 def add_parser(subparsers: Any) -> None:
@@ -138,9 +137,7 @@ def run(args: argparse.Namespace) -> int:
     with run_local_model(args, model, blas)(credits=credits, on_progress=bars) as pipeline:
         bars.close()
         if args.verbose:
-            each = model.tensor.size if model.apart else 1  # the plan's figures are of one worker
-            actual = [stage.bytes // each for stage in pipeline.loaded]
-            print(quality(model.plan, actual), file=sys.stderr)
+            print(quality(model, pipeline), file=sys.stderr)
         generation = Generation(
             pipeline,
             requests,
@@ -153,13 +150,6 @@ def run(args: argparse.Namespace) -> int:
         results = collect(generation, requests, model.tokenizer, output.text, output.result)
         output.end(results, pipeline_report(model.plan, pipeline.stop(), len(generation.slots)))
     return 0
-
-
-def quality(plan: Plan, actual: Sequence[int]) -> str:
-    """The report on how even the stages are, with the bytes each of them really loaded."""
-    report = PartitionQualityReport(plan.stages, plan.profile.groups).with_actual(actual)
-    warning = report.warning()
-    return "\n".join([*report.lines(), *([warning] if warning else [])])
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -6,11 +6,12 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxcel.cli.progress import LoadingBars
+from mlxcel.errors import DeadlineError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -71,10 +72,25 @@ def _in_background(app: web.Application) -> Iterator[str]:
             await Site(runner, sock).start()
 
         try:
-            asyncio.run_coroutine_threadsafe(start(), loop).result(START_SECONDS)
+            _within(START_SECONDS, loop, start(), "its start")
             yield url_of(sock)
         finally:
-            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(END_SECONDS)
+            _within(END_SECONDS, loop, runner.cleanup(), "its end")
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
+
+
+def _within(
+    seconds: float, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], what: str
+) -> None:
+    """Have ``loop``, which another thread runs, do ``work``.
+
+    Raises:
+        DeadlineError: It takes longer than ``seconds``.
+    """
+    try:
+        asyncio.run_coroutine_threadsafe(work, loop).result(seconds)
+    except TimeoutError as error:
+        way_out = "This machine may be too busy; try again when it is less so."
+        raise DeadlineError("The server in this process", what, seconds, way_out) from error

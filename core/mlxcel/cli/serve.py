@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlxcel.cli.cluster_options import cluster_options
 from mlxcel.cli.generate import add_model_flags, micro_batch
 from mlxcel.cli.given_flags import record_given
 from mlxcel.cli.model_flags import LONGEST_WAIT, check_bounds
+from mlxcel.cli.quality import telling_quality
 from mlxcel.cli.size import parse_size
 from mlxcel.errors import UsageError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mlxcel.server.options import Options
 
 HIGHEST_PORT = 65535
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@,\sA-Z]+")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,6 +37,9 @@ def add_parser(subparsers: Any) -> None:
     add_engine_flags(parser.add_argument_group("requests and memory"))
     add_cluster_flags(parser.add_argument_group("cluster"))
     add_discovery_flags(parser.add_argument_group("discovery of peers"))
+    parser.add_argument(
+        "--verbose", action="store_true", help="print how the layers were divided and loaded"
+    )
     parser.set_defaults(run=run)
 
 
@@ -67,6 +73,11 @@ def add_http_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="a file with one key a line"
+    )
+    group.add_argument(
+        "--allowed-origins",
+        metavar="A,B",
+        help="whose web pages may use the server, such as https://chat.example; * is everybody's",
     )
     group.add_argument("--metrics", action="store_true", help="serve /metrics for Prometheus")
     group.add_argument(
@@ -167,10 +178,11 @@ def run_local(args: argparse.Namespace) -> int:
         model = open_local_model(args, blas)
         for notice in (*model.notices, *context_notices(args, model), blas.notice):
             print(notice, file=sys.stderr)
+        run = run_local_model(args, model, blas)
         make = partial(
             Service,
             model,
-            run_local_model(args, model, blas),
+            partial(telling_quality, run, model) if args.verbose else run,
             settings,
             kv_budgets(model, budget),
             warm_up=not args.no_warmup,
@@ -260,10 +272,25 @@ def server_options(args: argparse.Namespace) -> Options:
         other_names=tuple(others),
         context_size=args.ctx_size,
         api_keys=_api_keys(args),
+        allowed_origins=_allowed_origins(args),
         metrics=args.metrics,
         max_body_size=_max_body_size(args),
         drain_timeout=args.drain_timeout,
     )
+
+
+def _allowed_origins(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.allowed_origins is None:
+        return ()
+    origins = tuple(origin.strip() for origin in args.allowed_origins.split(","))
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise UsageError(
+                f"--allowed-origins: {origin or 'nothing'} is no origin.",
+                "Give scheme, host and port as a browser does, such as https://chat.example or "
+                "http://localhost:3000, or * for every page.",
+            )
+    return origins
 
 
 def _max_body_size(args: argparse.Namespace) -> int:

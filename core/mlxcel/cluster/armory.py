@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from mlxcel.cluster.worker_process import FromStage, WorkerProcess
-from mlxcel.errors import MlxcelError, WorkerStartError
+from mlxcel.errors import MlxcelError, WorkerNotReady, WorkerStartError
 from mlxcel.pipeline.report import Hello
 
 ARM_SECONDS = 120.0
@@ -19,8 +19,11 @@ END_SECONDS = 3.0
 STOPPED_SECONDS = 2.0
 """After so much silence it is not waited for."""
 
-LONGEST_PAUSE = 30.0
-"""Between two attempts to arm a worker that dies each time."""
+READY_SECONDS = 20.0
+"""How long somebody who needs a worker waits for one; a coordinator waits longer for its answer."""
+
+LONGEST_PAUSE = 10.0
+"""Between two attempts to arm a worker that dies each time; whoever waits sees another attempt."""
 
 StartWorker = Callable[..., Coroutine[Any, Any, WorkerProcess]]
 
@@ -60,6 +63,7 @@ class Armory:
         self._start = start
         self._worker: WorkerProcess | None = None
         self._in_use = False
+        self._problem = ""  # why the last attempt to arm a worker failed
         self._used_up = asyncio.Event()
         self._armed = asyncio.Event()
         self._free = asyncio.Event()
@@ -75,14 +79,31 @@ class Armory:
         self._keeper = asyncio.create_task(self._keep())
         return hello
 
+    async def ready(self) -> WorkerProcess:
+        """The worker, when one is armed and alive; by then all memory of the last one is free.
+
+        Raises:
+            WorkerNotReady: There is none within :data:`READY_SECONDS`.
+        """
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                while True:
+                    await self._armed.wait()
+                    if (worker := self._worker) is not None and worker.silent <= STOPPED_SECONDS:
+                        return worker
+                    self._discard()
+        except TimeoutError:
+            raise WorkerNotReady(READY_SECONDS, self._problem) from None
+
     async def take(self) -> WorkerProcess:
-        """The worker, to be used; waits until one is armed and alive."""
-        while True:
-            await self._armed.wait()
-            if (worker := self._worker) is not None and worker.silent <= STOPPED_SECONDS:
-                self._in_use = True
-                return worker
-            self._discard()
+        """The worker, to be used.
+
+        Raises:
+            WorkerNotReady: As :meth:`ready` does.
+        """
+        worker = await self.ready()
+        self._in_use = True
+        return worker
 
     def give_back(self) -> None:
         """The worker is of no more use: it ends, and another is started."""
@@ -90,9 +111,10 @@ class Armory:
             self._in_use = False
             self._discard()
 
-    async def freed(self) -> None:
-        """Wait until a worker that was given back has ended, and all its memory is free."""
-        await self._free.wait()
+    @property
+    def free(self) -> bool:
+        """Whether no worker that was given back still holds its memory."""
+        return self._free.is_set()
 
     @property
     def silent(self) -> float | None:
@@ -118,6 +140,7 @@ class Armory:
             try:
                 await self._arm()
             except MlxcelError as error:
+                self._problem = str(error)
                 self._say(f"no worker: {error} Trying again in {pause:g} s.")
                 await self._end()
                 await asyncio.sleep(pause)
@@ -136,6 +159,7 @@ class Armory:
         self.hello = await worker.armed(ARM_SECONDS)
         if worker.how is not None:
             raise WorkerStartError(worker.pid, worker.how)
+        self._problem = ""
         self._armed.set()
         self._free.set()
         self._say(f"armed: worker process {worker.pid} waits on the {self.hello.device}")

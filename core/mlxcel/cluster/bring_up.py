@@ -111,7 +111,10 @@ class BringUp:
         if self.over or now < self.deadline:
             return
         waited = now - self._began
-        for peer in sorted(self._waiting):
+        # Where one has said no, the others had less time than was theirs: that they are silent
+        # means nothing.
+        in_full = now >= self._began + self._patience
+        for peer in sorted(self._waiting) if in_full else ():
             text = f"it did not answer the {self.phase} within {waited:.1f} s. {_LOOK}"
             self._note(peer, "silent", text)
         self._give_up()

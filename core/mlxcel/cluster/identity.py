@@ -39,7 +39,8 @@ def identify(folder: Path) -> ModelIdentity:
 class Checkpoints:
     """The checkpoints that a peer can take part with.
 
-    Each is read once and again when a file of it has changed.
+    Each is read once and again when a file of it has changed. Which there are is looked up for
+    each offer, so that one may be copied to a peer that waits.
 
     Args:
         paths: Folders of checkpoints, or folders that hold such folders.
@@ -49,13 +50,14 @@ class Checkpoints:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.folders = tuple(dict.fromkeys(f for path in paths for f in _checkpoints_at(path)))
+        self.paths = tuple(paths)
         self._known: dict[Path, tuple[Signature, ModelIdentity]] = {}
-        if len(self.folders) == 1:
-            self.identity(self.folders[0])
+        folders = {folder for path in self.paths for folder in _checkpoints_at(path)}
+        if len(folders) == 1:
+            self.identity(*folders)
 
     def identity(self, folder: Path) -> ModelIdentity:
-        """The identity of one of :attr:`folders`, as it is now.
+        """The identity of the checkpoint in ``folder``, as it is now.
 
         Raises:
             CheckpointError: The checkpoint is damaged.
@@ -74,7 +76,7 @@ class Checkpoints:
         """
         differences: dict[Path, tuple[str, ...]] = {}
         damaged: dict[Path, tuple[str, ...]] = {}
-        for folder in self.folders:
+        for folder in self._folders():
             try:
                 found = self.identity(folder)
             except MlxcelError as error:
@@ -85,7 +87,16 @@ class Checkpoints:
             differences[folder] = tuple(_differences(wanted, found))
         candidates = differences or damaged
         closest = min(candidates, key=lambda folder: len(candidates[folder]))
-        raise CheckpointMismatch(closest, candidates[closest], len(self.folders) - 1)
+        others = len(differences) + len(damaged) - 1
+        raise CheckpointMismatch(closest, candidates[closest], others)
+
+    def _folders(self) -> Iterator[Path]:
+        """The folders of checkpoints that are there now."""
+        for path in self.paths:
+            try:
+                yield from tuple(_checkpoints_at(path))
+            except CheckpointError:
+                yield path  # it was one when this peer started; its error says what it is now
 
 
 def _checkpoints_at(path: Path) -> Iterator[Path]:

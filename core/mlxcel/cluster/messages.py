@@ -12,7 +12,7 @@ from typing import Literal
 import attrs
 
 from mlxcel.cluster.links import Link, links_of
-from mlxcel.cluster.plan_terms import PlanTerms
+from mlxcel.cluster.plan_terms import USUAL, PlanTerms
 from mlxcel.pipeline.report import Beat, Ended, Failed, Loaded, Loading
 from mlxcel.tensor.options import ALONE, TensorParallel
 
@@ -83,7 +83,7 @@ class Offer:
     tensor: TensorParallel = ALONE
     collectives: str = "transport"
     rank_timeout: float = 30.0
-    terms: PlanTerms = PlanTerms()
+    terms: PlanTerms = USUAL
 
     @property
     def place(self) -> tuple[int, int]:

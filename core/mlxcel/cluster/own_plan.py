@@ -56,7 +56,7 @@ def own_digest(
         limits=limits,
         mirrors=mirrors,
         tensor=tensor,
-        apart=tensor.size > 1,
+        apart=True,
     )
     ranges = [stage.layer_range for stage in plan.stages]
     return plan_digest(offer.identity, offer.family, ranges, tensor)

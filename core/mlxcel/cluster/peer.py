@@ -112,6 +112,7 @@ class Peer:
             start=start_worker,
         )
         self._channel: ControlChannel | None = None
+        self._memory = 0  # what was free when the last offer was judged
         self._links: dict[str, tuple[DataSocket, socket.socket]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._session_tasks: set[asyncio.Task[None]] = set()
@@ -165,6 +166,8 @@ class Peer:
         hello = self._armory.hello
         assert hello is not None, "the gate opens after that"
         free = min((n for n in (available_memory(), hello.memory) if n), default=0)
+        if not self._armory.free:
+            free = max(free, self._memory)  # what the last session's worker is about to give back
         own = introduce(
             self._plugins,
             node=str(self.listening or self._control),
@@ -270,22 +273,29 @@ class Peer:
         self._armory.give_back()
 
     async def _judge(self, offer: Offer) -> None:
-        await self._armory.freed()  # what the last session held does not count against this one
-        standing = Standing(
-            self._introduce(),
-            self._plugins,
-            self._checkpoints,
-            self._options.transport,
-            self._own_plan,
-        )
-        verdict = await asyncio.to_thread(judge_offer, offer, standing)
-        fabric = ""
+        verdict, fabric = await self._verdict(offer), ""
         if not isinstance(verdict, Refused):
             try:
                 fabric = await asyncio.to_thread(fabric_address, offer)
             except MlxcelError as error:
                 verdict = Refused(offer.session, "transport", str(error))
         self._do(self.state.judged(offer, verdict, time.monotonic(), fabric))
+
+    async def _verdict(self, offer: Offer) -> Path | Refused:
+        try:
+            await self._armory.ready()  # what the last session held does not count against this one
+        except MlxcelError as error:
+            return Refused(offer.session, "worker", str(error))
+        introduction = self._introduce()
+        self._memory = introduction.memory
+        standing = Standing(
+            introduction,
+            self._plugins,
+            self._checkpoints,
+            self._options.transport,
+            self._own_plan,
+        )
+        return await asyncio.to_thread(judge_offer, offer, standing)
 
     async def _start(self, offer: Offer) -> None:
         problem = None
@@ -341,9 +351,9 @@ class Peer:
             offer.rank if offer.tensor.size > 1 else None,
         )
         job = Job(spec, offer.credits, offer.timeout, offer.rank_timeout, offer.collectives, fabric)
-        worker = await self._armory.take()
-        links, self._links = self._links, {}
         try:
+            worker = await self._armory.take()
+            links, self._links = self._links, {}
             worker.give(job, links.values())
         except MlxcelError as error:
             self._do(self.state.failed(error))

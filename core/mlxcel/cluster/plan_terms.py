@@ -23,3 +23,7 @@ class PlanTerms:
     kv_budget: int | None = attrs.field(default=None, validator=optional(ge(0)))
     context: int = attrs.field(default=CONTEXT, validator=ge(1))
     chunk: int = attrs.field(default=512, validator=ge(1))
+
+
+USUAL = PlanTerms()
+"""What no flag changes."""

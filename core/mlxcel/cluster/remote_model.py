@@ -16,7 +16,7 @@ from mlxcel.cluster.links import links_of
 from mlxcel.cluster.messages import Offer
 from mlxcel.cluster.node_registry import NodeRegistry
 from mlxcel.cluster.plan_digest import plan_digest
-from mlxcel.cluster.plan_terms import CONTEXT, PlanTerms
+from mlxcel.cluster.plan_terms import CONTEXT, USUAL, PlanTerms
 from mlxcel.cluster.resources import declared_limits, reported_limits, weakest, with_reserve
 from mlxcel.cluster.router import PipelineTensorParallelRouter
 from mlxcel.cluster.topology import Node, Topology
@@ -27,8 +27,15 @@ from mlxcel.partition.assignment import StageAssignment
 from mlxcel.partition.balance import BalanceBy
 from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.memory import MemoryLimits
+from mlxcel.partition.remedies import Wording
 from mlxcel.plugins import Plugins
 from mlxcel.tensor.options import ALONE, TensorParallel
+
+BY_FLAGS = Wording("--pp-auto {}", "--tp-size {}", "a smaller --ctx-size")
+BY_TOML = Wording(
+    "pipeline_parallel_size = {}", "tensor_parallel_size = {}", "a smaller --ctx-size"
+)
+"""How a plan for more nodes is asked for."""
 
 
 @attrs.frozen
@@ -95,14 +102,16 @@ def plan_remotely(
             limits=limits,
             mirrors=wishes.mirrors,
             tensor=attrs.evolve(wishes.tensor, size=ranks),
-            apart=ranks > 1,
+            apart=True,
+            wording=BY_FLAGS if probe else BY_TOML,
         )
     except MemoryBudgetError as error:
+        budget = " Or give a smaller --kv-cache-budget." if wishes.kv_budget is not None else ""
         raise attrs.evolve(
             error,
             device=", ".join(f"{node.id} @ {node.address}" for node in stages[error.stage]),
-            way_out=f"Free memory there ({RESERVE_BYTES} bytes of it stay in reserve), or use more "
-            f"stages, quantized weights, or a smaller --ctx-size or --kv-cache-budget.",
+            room=f"Free memory there ({RESERVE_BYTES} bytes of it stay in reserve).",
+            way_out=f"{error.way_out}{budget}".lstrip(),
         ) from None
     assigned = tuple(
         attrs.evolve(stage, device_id=", ".join(node.id for node in nodes))
@@ -139,7 +148,7 @@ def make_offers(
     timeout: float,
     collectives: str = "transport",
     rank_timeout: float = 30.0,
-    terms: PlanTerms = PlanTerms(),
+    terms: PlanTerms = USUAL,
 ) -> tuple[Offer, ...]:
     """What each peer is to be, by place; all offers are of one new session.
 

@@ -206,6 +206,10 @@ class RemotePipeline(WorkerPipeline):
         member = self._coordinator.members[peer]
         return PeerLost(member.node, str(member.address), what)
 
+    def _who(self, stage: int, rank: int) -> str:
+        member = self._coordinator.members[self._leader(stage) + rank]
+        return f"{member.node} @ {member.address}"
+
     def _launch(self) -> tuple[Outbox, Inbox]:
         self._coordinator.listen(self)
         last = self.count - 1

@@ -28,7 +28,7 @@ DEFAULT_TRANSPORT = "tcp"
 COORDINATOR = "coordinator"
 
 LARGEST = 1024
-"""Stages of a cluster, and ranks of a stage."""
+"""Stages of a cluster."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 

@@ -92,7 +92,7 @@ class Engine:
         tokenizer: For text and end tokens; None delivers token ids only.
         settings: Limits.
         deliver: Called in the engine's thread with the outputs of one round; must not block.
-        on_refusal: Told a stage's refusal to admit, for metrics.
+        on_refusal: Told a stage's refusal to admit, for metrics, in whichever thread.
         kinds: What the model's layers keep of a sequence; without it no prompt is remembered.
         on_death: Told why the engine ended without being asked, after everybody was told.
 
@@ -117,6 +117,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._settings = settings
         self._deliver = deliver
+        self._on_refusal = on_refusal
         self._on_death = on_death
         ends = tokenizer.eos_ids if tokenizer is not None else ()
         self._scheduler = Scheduler(
@@ -170,6 +171,7 @@ class Engine:
         decoder = StreamingDetokenizer(self._tokenizer) if self._tokenizer is not None else None
         sequence = Sequence(request, decoder, StopStrings(request.stop), arrived=time.monotonic())
         if (diagnostic := self._scheduler.impossible(sequence)) is not None:
+            self._on_refusal(diagnostic)
             raise NeverFits(str(diagnostic))
         return sequence
 

@@ -5,6 +5,7 @@ A sequence is on every worker of the grid, so it gets its memory on all of them 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import attrs
@@ -97,21 +98,30 @@ def broadcast_2d_eviction(grid: Grid, seq_id: int) -> None:
 
 @attrs.frozen
 class StageUse:
-    """The cache memory of one stage, that of its ranks together."""
+    """The cache memory of one stage: of its tightest rank, as no sequence runs without all."""
 
     managers: tuple[StageKVManager, ...]
 
     @property
+    def tightest(self) -> StageKVManager:
+        """The rank that has reserved the largest share of its budget, or has the lowest one."""
+        return max(self.managers, key=_tightness)
+
+    @property
     def used(self) -> int:
         """The bytes reserved now."""
-        return sum(manager.used for manager in self.managers)
+        return self.tightest.used
 
     @property
     def budget(self) -> int | None:
-        """The bytes that may be reserved; None is unlimited."""
-        budgets = [manager.budget for manager in self.managers]
-        known = [budget for budget in budgets if budget is not None]
-        return sum(known) if len(known) == len(budgets) else None
+        """The bytes that may be reserved; None if no rank has a limit."""
+        return self.tightest.budget
+
+
+def _tightness(manager: StageKVManager) -> tuple[float, float]:
+    if manager.budget is None:
+        return 0.0, -math.inf
+    return manager.used / manager.budget if manager.budget else 1.0, -manager.budget
 
 
 def stage_uses(managers: Iterable[StageKVManager]) -> dict[int, StageUse]:

@@ -13,7 +13,7 @@ from mlxcel.engine.started import started
 from mlxcel.partition.balance import BalanceBy
 from mlxcel.pipeline.link import Link, WireLink
 from mlxcel.pipeline.pipeline import OnProgress
-from mlxcel.pipeline.processes import ProcessPipeline
+from mlxcel.pipeline.processes import SILENT_SECONDS, ProcessPipeline
 from mlxcel.pipeline.threads import ThreadPipeline
 from mlxcel.pipeline.workers import WorkerPipeline
 from mlxcel.plugins import Plugins
@@ -72,6 +72,7 @@ def running(
     wire: bool = False,
     rank_timeout: float = 30.0,
     collectives: str = "transport",
+    grace: float = SILENT_SECONDS,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Iterator[WorkerPipeline]:
     """The model's pipeline, loaded; whatever happens inside, nothing is left running.
@@ -85,6 +86,7 @@ def running(
             processes have no other way.
         rank_timeout: Seconds that a rank which is a process may wait for the others of its stage.
         collectives: How such ranks reach each other, as ``--tp-collectives`` says.
+        grace: Seconds without a sign of life after which a worker process is taken for stopped.
 
     Raises:
         UsageError: MLX has no such backend here.
@@ -101,6 +103,7 @@ def running(
             without=model.plugins.without,
             rank_timeout=rank_timeout,
             collectives=collectives,
+            grace=grace,
         )
     else:
         model.plugins.register_default(FamilyExecutors(model.plugins))

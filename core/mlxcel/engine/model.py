@@ -24,6 +24,7 @@ from mlxcel.partition.consistency import oddities
 from mlxcel.partition.memory import MemoryLimits
 from mlxcel.partition.plan import Plan, make_plan
 from mlxcel.partition.profile import plain_bytes
+from mlxcel.partition.remedies import FLAGS, Wording
 from mlxcel.plugins import Plugins
 from mlxcel.stage.contract import StageSpec
 from mlxcel.tensor.options import ALONE, TensorParallel
@@ -184,6 +185,7 @@ def plan_model(
     mirrors: bool = False,
     tensor: TensorParallel = ALONE,
     apart: bool = False,
+    wording: Wording = FLAGS,
 ) -> Model:
     """Read headers, choose family, dtype and stages; refuse what cannot run.
 
@@ -191,7 +193,8 @@ def plan_model(
 
     Args:
         dtype, size, layers, by, weights: As the flags of ``mlxcel generate``.
-        workload, limits, mirrors, tensor, apart: See :func:`mlxcel.partition.plan.make_plan`.
+        workload, limits, mirrors, tensor, apart, wording: See
+            :func:`mlxcel.partition.plan.make_plan`.
 
     Raises:
         CheckpointError: The folder does not hold a readable checkpoint and tokenizer.
@@ -233,6 +236,7 @@ def plan_model(
             mirrors=mirrors,
             tensor=tensor,
             apart=apart,
+            wording=wording,
         )
         return choice, mode, plan
 
@@ -246,4 +250,4 @@ def plan_model(
         except TensorParallelError:  # so many ranks need the unpacked weights
             raise too_large from None
     tokenizer = load_tokenizer(checkpoint.path, checkpoint.config)
-    return Model(checkpoint, name, *found, tokenizer, plugins, tensor, apart)
+    return Model(checkpoint, name, *found, tokenizer, plugins, tensor, apart and tensor.size > 1)

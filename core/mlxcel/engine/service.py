@@ -168,7 +168,10 @@ class Service:
             QueueFull, TooManyAtOnce, NeverFits: As the engine says.
         """
         if self._engine is None or self.phase != "ready":
-            reason = {"loading": "The model is still loading.", "failed": f"The server has failed: {self.error}"}
+            reason = {
+                "loading": "The model is still loading.",
+                "failed": f"The server has failed: {self.error}",
+            }
             raise Unavailable(reason.get(self.phase, "The server is shutting down."), 2.0)
         self._engine.submit_all(requests)
 
@@ -245,7 +248,9 @@ class Service:
             self._fail(error)
         except Exception as error:
             # Whoever waits for the model must hear of a bug too.
-            self._fail(InternalError("the loading of the model", f"{type(error).__name__}: {error}"))
+            self._fail(
+                InternalError("the loading of the model", f"{type(error).__name__}: {error}")
+            )
             raise
 
     def _make_one_token(self, engine: Engine) -> None:

@@ -57,6 +57,7 @@ from mlxcel.errors.pipeline import (
     WorkerDied,
     WorkerFailed,
     WorkerMismatch,
+    WorkerNotReady,
     WorkerSilent,
     WorkerStartError,
 )
@@ -127,6 +128,7 @@ __all__ = [
     "WorkerDied",
     "WorkerFailed",
     "WorkerMismatch",
+    "WorkerNotReady",
     "WorkerSilent",
     "WorkerStartError",
 ]

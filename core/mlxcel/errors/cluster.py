@@ -59,7 +59,8 @@ class ListenError(MlxcelError):
     def __str__(self) -> str:
         return (
             f"this node cannot listen on {self.address}: {self.cause}. Choose another address "
-            f"with --cluster-control-addr, or stop what uses it."
+            f"with --cluster-control-addr, or in the TOML file of --distributed-config on all "
+            f"nodes alike; or stop what uses it."
         )
 
 

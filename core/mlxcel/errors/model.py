@@ -8,6 +8,7 @@ from typing import ClassVar
 import attrs
 
 from mlxcel.errors.base import MlxcelError, UsageError
+from mlxcel.errors.words import named_layers, verb
 
 
 @attrs.define(eq=False)
@@ -162,7 +163,8 @@ class MemoryBudgetError(MlxcelError):
         kv_bytes: The caches' part of that.
         budget_bytes: What it may hold.
         best: Whether every other division of the layers lacks as much or more.
-        way_out: What would help.
+        room: Where there is more, in a sentence.
+        way_out: What would help, in a sentence; empty if nobody has looked, or nothing would.
     """
 
     stage: int
@@ -172,7 +174,8 @@ class MemoryBudgetError(MlxcelError):
     kv_bytes: int
     budget_bytes: int
     best: bool
-    way_out: str
+    room: str
+    way_out: str = ""
 
     @property
     def short_bytes(self) -> int:
@@ -183,7 +186,8 @@ class MemoryBudgetError(MlxcelError):
         caches = f" ({self.kv_bytes} of them for KV caches)" if self.kv_bytes else ""
         return (
             f"{'No division of the layers fits the memory; in the best one ' * self.best}"
-            f"stage {self.stage} ({self.device}) is {self.short_bytes} bytes short: layers "
-            f"{self.layers} need {self.needed_bytes} bytes{caches}, and there is room for "
-            f"{self.budget_bytes}. {self.way_out}"
+            f"stage {self.stage} ({self.device}) is {self.short_bytes} bytes short: "
+            f"{named_layers(self.layers)} {verb(self.layers, 'needs', 'need')} "
+            f"{self.needed_bytes} bytes{caches}, and there is room for "
+            f"{self.budget_bytes}. {self.room} {self.way_out}".rstrip()
         )

@@ -234,6 +234,21 @@ class WorkerStartError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class WorkerNotReady(MlxcelError):
+    """A peer that has no worker process ready for a stage, after so many ``seconds``.
+
+    ``cause`` says why the last one did not come up; it is empty where one is still being started.
+    """
+
+    seconds: float
+    cause: str
+
+    def __str__(self) -> str:
+        why = self.cause or "it is still being started. Try again in a moment."
+        return f"no worker process has been ready within {self.seconds:g} s: {why}"
+
+
+@attrs.define(eq=False)
 class WorkerMismatch(MlxcelError):
     """Two stages' processes that do not run the same software; ``what`` names the difference."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.errors import CheckpointError
+from mlxcel.errors.words import counted
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -75,7 +76,8 @@ def per_layer(
     if len(values) != config.num_layers:
         raise contradiction(
             config,
-            f"{key} has {len(values)} entries, num_hidden_layers is {config.num_layers}",
+            f"{key} has {counted(len(values), 'entry', 'entries')}, "
+            f"num_hidden_layers is {config.num_layers}",
         )
     if unknown := [value for value in values if value not in known]:
         names = ", ".join(map(repr, known))

@@ -177,7 +177,8 @@ class LiveFigures:
         with self._lock:
             spans = [tuple(stage.spans) for stage in self._stages]
             totals = [(sum(stage.memory.values()), stage.received) for stage in self._stages]
-        active = _covered([span for row in spans for span in row], start, stop)
+        # Beats of further ranks are out of phase with rank 0's, and have no time of their own.
+        active = _covered([span for row in spans for span in row if span.busy], start, stop)
         figures = []
         for index, row in enumerate(spans):
             busy = sum(span.busy * span.within(start, stop) for span in row)

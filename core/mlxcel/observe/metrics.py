@@ -82,11 +82,16 @@ class ServerMetrics:
         self._queued.set_function(queued)
         self._active.set_function(active)
 
-    def watch_stage(self, stage: int, reserved: Callable[[], float], budget: int | None) -> None:
-        """Read the cache bytes reserved on ``stage`` through ``reserved``."""
+    def watch_stage(
+        self, stage: int, reserved: Callable[[], float], budget: Callable[[], float | None]
+    ) -> None:
+        """Read the cache bytes reserved and allowed on ``stage`` through these.
+
+        What has no budget now must never have one.
+        """
         self._reserved.labels(str(stage)).set_function(reserved)
-        if budget is not None:
-            self._budget.labels(str(stage)).set(budget)
+        if budget() is not None:
+            self._budget.labels(str(stage)).set_function(lambda: budget() or 0)
 
     def watch_pipeline(self, live: LiveFigures) -> None:
         """Offer the figures of the pipeline's stages and of the hops between them."""

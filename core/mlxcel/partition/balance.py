@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from mlxcel.errors import PartitionError
+from mlxcel.errors.words import counted
 from mlxcel.partition.assignment import assign
 from mlxcel.partition.memory import Budgets, overrun
 from mlxcel.partition.profile import ModelProfile
@@ -106,14 +107,15 @@ def _check(profile: ModelProfile, stages: int, pieces: int) -> None:
         raise PartitionError(f"A model cannot run on {stages} stages.", "Ask for 1 or more.")
     if stages > num_layers:
         raise PartitionError(
-            f"{stages} stages are more than the {num_layers} layers of the model.",
-            f"Ask for at most {pieces} stages (--pp-size).",
+            f"{stages} stages are more than the {counted(num_layers, 'layer')} of the model.",
+            f"Ask for at most {counted(pieces, 'stage')} (--pp-size).",
         )
     if stages > pieces:
         widest = max(profile.groups, key=lambda group: group.end - group.start)
         raise PartitionError(
-            f"{stages} stages are more than the {pieces} pieces that this model can be cut into: "
+            f"{stages} stages are more than the {counted(pieces, 'piece')} that this model can be "
+            f"cut into: "
             f"layers {format_ranges([range(widest.start, widest.end)])} must share a stage "
             f"({widest.reason}).",
-            f"Ask for at most {pieces} stages (--pp-size).",
+            f"Ask for at most {counted(pieces, 'stage')} (--pp-size).",
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mlxcel.checkpoint.config import CONFIG_FILE
 from mlxcel.errors import CheckpointError
+from mlxcel.errors.words import counted, named_layers
 from mlxcel.family.contract import Family, Part
 from mlxcel.partition.ranges import format_layers
 
@@ -48,8 +49,8 @@ def oddities(checkpoint: Checkpoint) -> tuple[str, ...]:
     draft_layers = config.get("num_nextn_predict_layers", 0)  # these stand behind the last one
     if not isinstance(draft_layers, int) or len(beyond) > draft_layers:
         notices.append(
-            f"{checkpoint.path}: the weights of layers {format_layers(beyond)} are ignored: "
-            f"{CONFIG_FILE} describes {config.num_layers} layers"
+            f"{checkpoint.path}: the weights of {named_layers(format_layers(beyond))} are ignored: "
+            f"{CONFIG_FILE} describes {counted(config.num_layers, 'layer')}"
         )
     if checkpoint.quantization is not None:
         modules = {name.rpartition(".")[0] for name in checkpoint.tensors}
@@ -118,9 +119,9 @@ def _check_packed(checkpoint: Checkpoint) -> None:
         if name.endswith(".scales") and f"{name.removesuffix('scales')}weight" in checkpoint.loaded
     ]
     if packed:
+        matrices = counted(len(packed), "quantized matrix", "quantized matrices")
         raise CheckpointError(
             checkpoint.config.path,
-            f"has no quantization settings, but {len(packed)} matrices of the weight files are "
-            f"quantized ({packed[0]}).",
+            f"has no quantization settings, but the weight files hold {matrices} ({packed[0]}).",
             f"Use the {CONFIG_FILE} that belongs to the weights.",
         )

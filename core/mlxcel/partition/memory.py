@@ -98,7 +98,7 @@ def overrun(
         kv_bytes=worst.kv_bytes,
         budget_bytes=worst.total_bytes + rooms[worst],
         best=best,
-        way_out=_where_room_is(rooms),
+        room=_where_room_is(rooms),
     )
 
 

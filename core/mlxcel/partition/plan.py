@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 import attrs
 
 from mlxcel.checkpoint.checkpoint import Checkpoint
 from mlxcel.checkpoint.dtype import DtypeChoice, activation_bytes, is_quantized
-from mlxcel.errors import MemoryBudgetError, PartitionError
+from mlxcel.errors import (
+    MemoryBudgetError,
+    PartitionError,
+    TensorParallelError,
+    UnsupportedError,
+    UsageError,
+)
 from mlxcel.family.caches import worker_kind
 from mlxcel.family.contract import Family
 from mlxcel.partition.assignment import StageAssignment, assign
 from mlxcel.partition.balance import BalanceBy, balance
 from mlxcel.partition.cache_bytes import Workload
 from mlxcel.partition.consistency import check_consistency
-from mlxcel.partition.memory import Budgets, MemoryLimits, validate_partition
+from mlxcel.partition.memory import Budgets, MemoryLimits, overrun, validate_partition
 from mlxcel.partition.profile import ModelProfile, profile_checkpoint
 from mlxcel.partition.ranges import parse_ranges
 from mlxcel.partition.rank_plan import RankPlan, plan_ranks
 from mlxcel.partition.rank_profile import profile_ranks
-from mlxcel.partition.remedies import remedies
+from mlxcel.partition.remedies import FLAGS, Wording, fits, remedies
 from mlxcel.plugins import Plugins
-from mlxcel.tensor.options import ALONE, TensorParallel
+from mlxcel.tensor.options import ALONE, MOST_RANKS, TensorParallel
 
 
 @attrs.frozen
@@ -50,6 +59,7 @@ def make_plan(
     mirrors: bool = False,
     tensor: TensorParallel = ALONE,
     apart: bool = False,
+    wording: Wording = FLAGS,
 ) -> Plan:
     """Cut a model into stages; nothing is loaded.
 
@@ -64,6 +74,7 @@ def make_plan(
         tensor: How many ranks share each stage, and what of it they share out.
         apart: Whether each rank is a worker of its own, with its own memory; then bytes and
             limits are those of one rank.
+        wording: How the operator asks for what would help.
 
     Raises:
         CheckpointError: config.json and the weight files contradict each other.
@@ -76,20 +87,38 @@ def make_plan(
         MemoryBudgetError: The stages do not fit their memory.
     """
     check_consistency(checkpoint, family)
-    profile = profile_checkpoint(checkpoint, family, dtype, dequantize=dequantize)
-    ranks = None
-    if tensor.size > 1:
-        ranks = plan_ranks(
-            checkpoint, family, tensor, dequantize=dequantize, mirrors=mirrors, apart=apart
-        )
-        profile = profile_ranks(profile, checkpoint, family, dtype, ranks, dequantize=dequantize)
+    whole = profile_checkpoint(checkpoint, family, dtype, dequantize=dequantize)
     if mirrors:
-        profile = profile.with_mirrors()
-    if workload is not None:
-        itemsize = activation_bytes(checkpoint, dtype)
-        held = 1 if apart else tensor.size
-        caches = [worker_kind(k, held, tensor.size) for k in family.caches(checkpoint.config)]
-        profile = profile.with_caches(workload.kv_bytes(caches, itemsize))
+        whole = whole.with_mirrors()
+
+    def shared(tensor: TensorParallel) -> tuple[ModelProfile, RankPlan | None]:
+        """What one worker holds if so many ranks share each stage, and how they do."""
+        profile, ranks = whole, None
+        if tensor.size > 1:
+            ranks = plan_ranks(
+                checkpoint, family, tensor, dequantize=dequantize, mirrors=mirrors, apart=apart
+            )
+            profile = profile_ranks(whole, checkpoint, family, dtype, ranks, dequantize=dequantize)
+        if workload is not None:
+            itemsize = activation_bytes(checkpoint, dtype)
+            held = 1 if apart else tensor.size
+            caches = [worker_kind(k, held, tensor.size) for k in family.caches(checkpoint.config)]
+            profile = profile.with_caches(workload.kv_bytes(caches, itemsize))
+        return profile, ranks
+
+    def enough_ranks(budgets: Budgets) -> int | None:
+        """The least number of ranks, above what was asked for, with which stages fit."""
+        one = attrs.evolve(tensor, size=1)
+        with suppress(UnsupportedError, UsageError, TensorParallelError):
+            plan = plan_ranks(checkpoint, family, one, dequantize=dequantize, mirrors=mirrors)
+            for size in plan.shards.legal_sizes(MOST_RANKS):
+                if size > tensor.size:
+                    profile, _ = shared(attrs.evolve(tensor, size=size))
+                    if _fits(profile, given, budgets):
+                        return size
+        return None
+
+    profile, ranks = shared(tensor)
     given = None if layers is None else _given(layers, size)
     stages = len(given) if given else 1 if size is None else size
     budgets = None if limits is None else limits.budgets(stages)
@@ -99,10 +128,19 @@ def make_plan(
     except MemoryBudgetError as error:
         assert budgets is not None
         quantized = is_quantized(checkpoint) and not dequantize
-        helps = "; or ".join(remedies(profile, budgets, quantized=quantized))
-        way_out = f"{error.way_out} What would help: {helps}." if helps else error.way_out
-        raise attrs.evolve(error, way_out=way_out) from None
+        more = enough_ranks(budgets) if apart else None  # those of one process share its memory
+        helps = "; or ".join(
+            remedies(profile, budgets, quantized=quantized, ranks=more, wording=wording)
+        )
+        raise attrs.evolve(error, way_out=f"What would help: {helps}." * bool(helps)) from None
     return Plan(profile, assign(profile, ranges), ranks)
+
+
+def _fits(profile: ModelProfile, given: Sequence[range] | None, budgets: Budgets) -> bool:
+    """Whether the ranges that were given fit, or where none were, any."""
+    if given is None:
+        return fits(profile, budgets)
+    return overrun(assign(profile, given), budgets) is None
 
 
 def _placed(

@@ -17,6 +17,7 @@ import attrs
 
 from mlxcel.checkpoint.dtype import DtypeChoice, stored_bytes
 from mlxcel.errors import CheckpointError
+from mlxcel.errors.words import counted, named_layers
 from mlxcel.family.contract import Family, LayerAdjacencyGroup, Part
 from mlxcel.partition.ranges import format_layers
 
@@ -139,8 +140,8 @@ def profile_checkpoint(
     if missing := sorted(set(range(config.num_layers)) - found):
         raise CheckpointError(
             checkpoint.path,
-            f"config.json promises {config.num_layers} layers, but there are no tensors of "
-            f"layers {format_layers(missing)}.",
+            f"config.json promises {counted(config.num_layers, 'layer')}, but there are no tensors "
+            f"of {named_layers(format_layers(missing))}.",
             "Fetch the missing weight files, or correct num_hidden_layers.",
         )
     return ModelProfile(

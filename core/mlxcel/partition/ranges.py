@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from mlxcel.errors import PartitionError
+from mlxcel.errors.words import named_layers, verb
 from mlxcel.family.contract import LayerAdjacencyGroup
 
 _RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?")
@@ -67,8 +68,8 @@ def validate_ranges(
             source, its consumer, its reason and the nearest legal cuts.
     """
     way_out = (
-        f"The model has layers 0-{num_layers - 1}: give each exactly once, in order, "
-        f"one range per stage."
+        f"The model has {named_layers(format_ranges([range(num_layers)]))}: give each exactly "
+        f"once, in order, one range per stage."
     )
 
     def refuse(problem: str) -> PartitionError:
@@ -86,12 +87,16 @@ def validate_ranges(
             raise refuse(f"stage {stage} begins at layer {layers.start}, which comes earlier too.")
         if layers.start > expected:
             missing = format_ranges([range(expected, layers.start)])
-            raise refuse(f"layer {missing} is missing before stage {stage}.")
+            raise refuse(f"{_missing(missing)} before stage {stage}.")
         expected = layers.stop
     if expected < num_layers:
-        raise refuse(f"layer {format_ranges([range(expected, num_layers)])} is missing.")
+        raise refuse(f"{_missing(format_ranges([range(expected, num_layers)]))}.")
     for layers in ranges[1:]:
         _check_cut(layers.start, num_layers, groups)
+
+
+def _missing(layers: str) -> str:
+    return f"{named_layers(layers)} {verb(layers, 'is', 'are')} missing"
 
 
 def _check_cut(cut: int, num_layers: int, groups: Sequence[LayerAdjacencyGroup]) -> None:

@@ -95,7 +95,8 @@ def _check_tied(checkpoint: Checkpoint, family: Family, tensor: TensorParallel) 
 
 
 def _shards(checkpoint: Checkpoint, family: Family, tensor: TensorParallel) -> ShardPlan:
-    problem = f"A {checkpoint.config.model_type} model cannot be split over ranks (--tp-size)"
+    model = f"A model of type {checkpoint.config.model_type!r}"
+    problem = f"{model} cannot be split over ranks (--tp-size)"
     way_out = "Use more pipeline stages instead (--pp-size)."
     try:
         plan = family.shard_plan(checkpoint.config, tensor)

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Channel(Generic[T]):
     """Up to ``capacity`` items on their way to whoever gets them; ``name`` is for errors.
 
-    Credits keep the number of items in flight within the capacity, so a put never waits.
+    Where credits keep the number of items in flight within the capacity, no put has to wait.
     Safe for any number of threads at both ends.
     """
 
@@ -30,20 +30,22 @@ class Channel(Generic[T]):
         self._reason: str | None = None
         self._listener: Callable[[], None] | None = None
 
-    def put(self, item: T) -> None:
-        """Append ``item``; never blocks.
+    def put(self, item: T, *, wait: bool = False) -> None:
+        """Append ``item``; never blocks, unless it may ``wait`` for a place until the close.
 
         Raises:
             ChannelClosed: Nobody will get it any more.
             ChannelFull: More is in flight than there are credits: a bug of the putter.
         """
         with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: len(self._items) < self.capacity or self._closed)
             if self._closed:
                 raise ChannelClosed(self.name, self._reason)
             if len(self._items) >= self.capacity:
                 raise ChannelFull(self.name, self.capacity)
             self._items.append(item)
-            self._changed.notify()
+            self._changed.notify_all()
             listener = self._listener
         if listener is not None:
             listener()
@@ -64,7 +66,7 @@ class Channel(Generic[T]):
                     "The peer hangs or is slower than that; look at its log, or allow more time.",
                 )
             if self._items:
-                return self._items.popleft()
+                return self._take()
             raise ChannelClosed(self.name, self._reason)
 
     def poll(self) -> T | None:
@@ -75,10 +77,14 @@ class Channel(Generic[T]):
         """
         with self._changed:
             if self._items:
-                return self._items.popleft()
+                return self._take()
             if self._closed:
                 raise ChannelClosed(self.name, self._reason)
             return None
+
+    def _take(self) -> T:
+        self._changed.notify_all()  # who waits for a place
+        return self._items.popleft()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have ``listener`` called after every put and at the close, in whichever thread."""

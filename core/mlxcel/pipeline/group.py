@@ -28,7 +28,7 @@ LISTEN_SECONDS = 1.0
 """How long a rank that misses another waits for a notice, at most; a quarter of its deadline."""
 
 TELL_SECONDS = 0.5
-"""How long a notice may take; who does not read it has other worries."""
+"""How long all of a rank's notices may take; who does not read its own has other worries."""
 
 CLOSED = "it has closed the connection"
 
@@ -173,10 +173,11 @@ class RankGroup:
 
     def _tell(self, lost: _Lost) -> None:
         notice = NOTICE, bytes([lost.rank]), lost.how.encode()
+        until = time.monotonic() + TELL_SECONDS
         for rank, connection in self._connections.items():
             if rank != lost.rank:
                 with contextlib.suppress(MlxcelError):
-                    connection.send(notice, TELL_SECONDS)
+                    connection.send(notice, max(0.0, until - time.monotonic()))
 
 
 def _read_notice(frame: memoryview) -> _Lost:

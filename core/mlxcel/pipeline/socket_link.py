@@ -85,10 +85,15 @@ class ConnectionInbox:
         connection: The inbox closes it.
         name: Of the link, for errors.
         capacity: Messages that may wait.
+        patient: Whether more may come than that. What finds no place stays in the connection,
+            and at last holds up the sender.
     """
 
-    def __init__(self, connection: Connection, name: str, capacity: int) -> None:
+    def __init__(
+        self, connection: Connection, name: str, capacity: int, *, patient: bool = False
+    ) -> None:
         self._connection = connection
+        self._patient = patient
         self._channel: Channel[Message] = Channel(capacity, name)
         self._hops: deque[float] = deque(maxlen=MOST_HOPS)
         threading.Thread(target=self._read, name=f"mlxcel-read {name}", daemon=True).start()
@@ -131,7 +136,7 @@ class ConnectionInbox:
                 message = wire_message.decode(frame)
                 if sent := wire_message.sent_at(frame):
                     self._hops.append((arrived - sent) / 1000)
-                self._channel.put(message)
+                self._channel.put(message, wait=self._patient)
         except ChannelClosed as closed:
             reason = closed.reason or reason
         except MlxcelError as error:

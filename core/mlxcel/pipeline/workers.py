@@ -132,7 +132,7 @@ class WorkerPipeline(ABC):
         except ChannelClosed as closed:
             raise self._cause(closed) from closed
         except DeadlineError as late:
-            last = f"stage {self.count - 1}"
+            last = self._who(self.count - 1, 0)
             raise DeadlineError(last, "a step's result", self.timeout, MORE_TIME) from late
         assert isinstance(answer, Tokens | StepFailed), answer
         return answer
@@ -195,12 +195,16 @@ class WorkerPipeline(ABC):
             if left > 0:
                 return None
             late = ", ".join(
-                f"stage {stage}" if self.ranks == 1 else f"rank {rank} of stage {stage}"
+                self._who(stage, rank)
                 for stage in range(self.count)
                 for rank in range(self.ranks)
                 if (stage, rank) not in loaded
             )
             raise DeadlineError(late, "it to load", self.timeout, MORE_TIME) from None
+
+    def _who(self, stage: int, rank: int) -> str:
+        """What errors call a worker."""
+        return f"stage {stage}" if self.ranks == 1 else f"rank {rank} of stage {stage}"
 
     def _cause(self, closed: ChannelClosed) -> MlxcelError:
         """Why a link is closed: the failure that a stage has reported, or is about to."""

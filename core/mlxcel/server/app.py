@@ -15,6 +15,7 @@ from mlxcel.server.backend import MakeBackend
 from mlxcel.server.dispatch import Dispatcher, Stream
 from mlxcel.server.middleware import count_and_explain, require_key
 from mlxcel.server.options import Options
+from mlxcel.server.origins import answer_preflights, tell_origin
 from mlxcel.server.serving import SERVING, Serving
 from mlxcel.server.status import add_status
 
@@ -54,25 +55,32 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
     metrics.watch_pipeline(backend.live)
     metrics.watch(lambda: backend.waiting, lambda: backend.active)
     for stage, use in stage_uses(backend.managers).items():
-        metrics.watch_stage(stage, partial(_used, use), use.budget)
+        metrics.watch_stage(stage, partial(_used, use), partial(_budget, use))
 
     app = web.Application(
-        middlewares=[count_and_explain, require_key], client_max_size=options.max_body_size
+        middlewares=[count_and_explain, answer_preflights, require_key],
+        client_max_size=options.max_body_size,
     )
     app[SERVING] = serving
+    app.on_response_prepare.append(tell_origin)
     app.add_routes(
         [
-            web.post("/v1/chat/completions", chat.chat_completions),
-            web.post("/v1/completions", completions.completions),
             web.post(messages.PATH, messages.messages),
             web.post(f"{messages.PATH}/count_tokens", messages.count_tokens),
             web.post("/tokenize", tokenize.tokenize),
             web.post("/detokenize", tokenize.detokenize),
-            web.get("/v1/models", models.list_models),
-            web.get("/v1/models/{id:.+}", models.get_model),
             web.get("/health", health.health),
         ]
     )
+    for base in ("/v1", ""):  # clients of mlx-lm and llama.cpp may leave it out
+        app.add_routes(
+            [
+                web.post(f"{base}/chat/completions", chat.chat_completions),
+                web.post(f"{base}/completions", completions.completions),
+                web.get(f"{base}/models", models.list_models),
+                web.get(f"{base}/models/{{id:.+}}", models.get_model),
+            ]
+        )
     if options.metrics:
         app.router.add_get("/metrics", health.metrics)
     app.on_startup.append(_start)
@@ -110,3 +118,7 @@ def _refused(metrics: ServerMetrics, diagnostic: AdmissionDiagnostic) -> None:
 
 def _used(use: StageUse) -> int:
     return use.used
+
+
+def _budget(use: StageUse) -> int | None:
+    return use.budget

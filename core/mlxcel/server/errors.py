@@ -18,8 +18,8 @@ from mlxcel.errors import (
     MlxcelError,
     NeverFits,
     PeerLost,
-    RankLinkBroken,
     QueueFull,
+    RankLinkBroken,
     StageError,
     TooManyAtOnce,
     Unavailable,
@@ -107,7 +107,9 @@ def as_api_error(error: BaseException) -> ApiError:
         case Unavailable():
             return ApiError(503, str(error), "unavailable", retry_after=error.retry_after)
         case StageError():
-            text = f"{error.problem} Try again; if it fails again, whoever runs the server must look."
+            text = (
+                f"{error.problem} Try again; if it fails again, whoever runs the server must look."
+            )
             return ApiError(503, text, "stage_failed", retry_after=RETRY_AFTER)
         case LogitsError():
             return ApiError(500, NOT_NUMBERS, "invalid_logits")

@@ -32,9 +32,7 @@ MESSAGES_UNSUPPORTED: Mapping[str, Refused] = {
     "n": Refused((1,), "Send several requests."),
     "output_config": Refused(({},)),
     "output_format": Refused(),
-    "parallel_tool_calls": Refused(
-        (True,), "Send 'tool_choice' with 'disable_parallel_tool_use'."
-    ),
+    "parallel_tool_calls": Refused((True,), "Send 'tool_choice' with 'disable_parallel_tool_use'."),
     "reasoning": Refused(({},), _BY_THINKING),
     "reasoning_effort": Refused(("none",), _BY_THINKING),
     "response_format": Refused((), "Send it to /v1/chat/completions."),

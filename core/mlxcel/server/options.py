@@ -14,6 +14,8 @@ class Options:
         other_names: Further names that a request may call it by.
         context_size: Tokens of a prompt and its answer together; None is the model's own.
         api_keys: A request must bring one of them; none are needed where there are none.
+        allowed_origins: Whose web pages a browser may let use the server, such as
+            ``https://chat.example``; ``*`` is everybody's.
         metrics: Whether ``/metrics`` is served.
         max_body_size: Bytes of a request's body.
         drain_timeout: Seconds that running requests get to finish at the end.
@@ -26,6 +28,7 @@ class Options:
     other_names: tuple[str, ...] = ()
     context_size: int | None = None
     api_keys: tuple[str, ...] = attrs.field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()
     metrics: bool = False
     max_body_size: int = 16 << 20
     drain_timeout: float = 30.0

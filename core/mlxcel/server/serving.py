@@ -27,6 +27,8 @@ SMALL_BODY = 4096
 THREADS = 2
 """Threads that work on bodies: more would only make all of them slower."""
 
+ENDING = "The server is shutting down."
+
 T = TypeVar("T")
 
 
@@ -65,22 +67,26 @@ class Serving:
             Unavailable: The server has ended.
         """
         small = size <= SMALL_BODY and not hard
-        return function() if small else await self._in_thread(function)
+        return function() if small else await _outcome(self._in_thread(function))
 
     def look_for_tools(self) -> None:
         """Begin to find out how the model writes calls of tools, in a thread."""
         self._tool_format = self._in_thread(partial(find_tool_format, self.backend.tokenizer))
 
     async def tool_format(self) -> ToolFormat:
-        """How the model writes calls of tools."""
+        """How the model writes calls of tools.
+
+        Raises:
+            Unavailable: The server has ended.
+        """
         assert self._tool_format is not None, "look_for_tools() comes first"
-        return await asyncio.shield(self._tool_format)
+        return await _outcome(self._tool_format)
 
     def _in_thread(self, function: Callable[[], T]) -> asyncio.Future[T]:
         try:
             return asyncio.get_running_loop().run_in_executor(self.threads, function)
         except RuntimeError as error:
-            raise Unavailable("The server is shutting down.") from error
+            raise Unavailable(ENDING) from error
 
     @contextmanager
     def submitted(self, requests: Sequence[Request], hear: Hear) -> Iterator[Stream]:
@@ -104,6 +110,18 @@ class Serving:
         """End the backend; running requests get ``drain`` seconds. Again is harmless."""
         await asyncio.to_thread(self.backend.stop, drain=drain)
         self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _outcome(work: asyncio.Future[T]) -> T:
+    """What ``work`` comes to; it goes on where whoever waits for it is cancelled.
+
+    Raises:
+        Unavailable: It was still queued when the server ended.
+    """
+    await asyncio.wait([work])
+    if work.cancelled():
+        raise Unavailable(ENDING)
+    return work.result()
 
 
 SERVING = web.AppKey("serving", Serving)

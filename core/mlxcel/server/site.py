@@ -21,9 +21,7 @@ class Site(web.BaseSite):
             at. None leaves that to the system.
     """
 
-    def __init__(
-        self, runner: web.AppRunner, sock: socket.socket, most: int | None = None
-    ) -> None:
+    def __init__(self, runner: web.AppRunner, sock: socket.socket, most: int | None = None) -> None:
         super().__init__(runner)
         self._sock = sock
         self._most = most

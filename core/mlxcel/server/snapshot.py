@@ -46,7 +46,7 @@ def _stages(backend: Backend, figures: tuple[StageFigures, ...]) -> list[dict[st
     uses = stage_uses(backend.managers)
     stages = []
     for state, figure in zip(backend.stages, figures, strict=True):
-        use = uses.get(state.stage)
+        cache = uses[state.stage].tightest if state.stage in uses else None
         stages.append(
             {
                 "stage": state.stage,
@@ -61,8 +61,8 @@ def _stages(backend: Backend, figures: tuple[StageFigures, ...]) -> list[dict[st
                 "bubble": round(figure.bubble, 3),
                 "received_per_second": round(figure.received),
                 "received": figure.received_total,
-                "kv_used": 0 if use is None else use.used,
-                "kv_budget": None if use is None else use.budget,
+                "kv_used": 0 if cache is None else cache.used,
+                "kv_budget": None if cache is None else cache.budget,
             }
         )
     return stages

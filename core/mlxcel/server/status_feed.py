@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,8 @@ from mlxcel.server.errors import ApiError
 
 TICK_SECONDS = 1.0
 WATCHERS = 32
+
+_log = logging.getLogger(__name__)
 
 
 class Feed:
@@ -30,8 +33,9 @@ class Feed:
         self._make = make
         self.seconds = seconds
         self._watchers = watchers
-        self._latest = b""
+        self._latest: bytes | None = None
         self._made = asyncio.Event()
+        self._failing = False
         self._closed = False
         self._producer: asyncio.Task[None] | None = None
 
@@ -65,15 +69,28 @@ class Feed:
 
     def close(self) -> None:
         """Make one last event at once and no more after it."""
-        self._publish()
+        self._make_one()
         self._closed = True
+        self._wake()
 
     async def _produce(self) -> None:
         while not self._closed:
             await asyncio.sleep(self.seconds)
-            self._publish()
+            if self._make_one():
+                self._wake()
 
-    def _publish(self) -> None:
-        self._latest = self._make()
+    def _make_one(self) -> bool:
+        """Whether it could be made; else the log says why, once until one can."""
+        try:
+            self._latest = self._make()
+        except Exception:
+            if not self._failing:
+                _log.exception("an event for those who watch cannot be made")
+            self._failing = True
+        else:
+            self._failing = False
+        return not self._failing
+
+    def _wake(self) -> None:
         self._made.set()
         self._made = asyncio.Event()  # those who waited go on; the next wait is for the next event

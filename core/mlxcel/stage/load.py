@@ -21,8 +21,10 @@ from mlxcel import compat
 from mlxcel.checkpoint.checkpoint import Checkpoint
 from mlxcel.checkpoint.headers import TensorHeader
 from mlxcel.errors import CheckpointError
+from mlxcel.errors.words import counted, named_layers
 from mlxcel.family.contract import Family, Part
 from mlxcel.family.transformer import TransformerStage, flat_parameters
+from mlxcel.partition.ranges import format_ranges
 from mlxcel.stage.contract import Progress
 from mlxcel.stage.fill import Shares, fill
 from mlxcel.stage.joined import join, narrow
@@ -249,9 +251,10 @@ def _own(
         if local is not None and local in wanted:
             own[local], names[local] = value, name
     if missing := [name for name in wanted if name not in own]:
+        own_layers = range(stage.start, stage.stop)
         raise CheckpointError(
             checkpoint.path,
-            f"the stage of layers {stage.start}-{stage.stop - 1} lacks {_some(missing)}.",
+            f"the stage of {named_layers(format_ranges([own_layers]))} lacks {_some(missing)}.",
             "Download the model again, or check that config.json belongs to these weights.",
         )
     for name, value in own.items():
@@ -267,4 +270,4 @@ def _own(
 
 def _some(names: list[str]) -> str:
     shown = ", ".join(sorted(names)[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more tensors"
+    return shown if len(names) <= 4 else f"{shown} and {counted(len(names) - 4, 'more tensor')}"

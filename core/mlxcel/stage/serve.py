@@ -98,7 +98,10 @@ def _links(
     """What the stage receives from and sends to."""
     own: Inbox | None = None
     if before := connections.get(RECEIVE):
-        own = ConnectionInbox(before, sockets[RECEIVE][0].name, job.credits + 1)
+        # Rank 0 alone gives credits back. In steps without tensors, such as releases of caches, it
+        # does not wait for the others, so more may be on their way to one that lags behind.
+        follows = group is not None and group.rank > 0
+        own = ConnectionInbox(before, sockets[RECEIVE][0].name, job.credits + 1, patient=follows)
     outbox: Outbox = NoOutbox()
     if after := connections.get(SEND):
         outbox = ConnectionOutbox(after, sockets[SEND][0].name, job.timeout, _as_wire)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from mlxcel.errors.words import counted
 from mlxcel.tensor.options import TensorParallel
 from mlxcel.tensor.shard import REPLICATED, Shard, ShardStrategy
 
@@ -100,7 +101,9 @@ class ShardPlan:
             if not shard.divides(size, ranks):
                 yield Obstacle(module, _parts(shard, size))
             elif group is not None and not shard.divides(size, ranks, group):
-                yield Obstacle(module, f"{size // group} quantization groups (of {group} inputs)")
+                yield Obstacle(
+                    module, f"{counted(size // group, 'quantization group')} (of {group} inputs)"
+                )
 
     def legal_sizes(self, most: int) -> tuple[int, ...]:
         """The numbers of ranks, up to ``most``, that the model can be split over."""
@@ -152,11 +155,11 @@ def _parts(shard: Shard, size: int) -> str:
     """What an axis of ``size`` consists of, in words."""
     match shard.strategy:
         case ShardStrategy.VOCAB:
-            return f"{size} rows of the vocabulary"
+            return f"{counted(size, 'row')} of the vocabulary"
         case ShardStrategy.EXPERT:
-            return f"{size} experts"
+            return counted(size, "expert")
     if shard.units is not None:
-        return f"{shard.units} {shard.what}"
+        return counted(shard.units, shard.what.removesuffix("s"))
     return f"intermediate size {shard.segments[0] if shard.segments else size}"
 
 

@@ -1,12 +1,16 @@
-"""Every decoder of bytes from a stranger, with samples of what it accepts."""
+"""Every decoder of bytes from another node or a stranger, with samples of what it accepts."""
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import socket
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 import attrs
+import numpy as np
 
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.beacon import Beacon, BeaconReader, make_beacon
@@ -33,15 +37,23 @@ from mlxcel.cluster.messages import (
     Reported,
 )
 from mlxcel.cluster.secret import ClusterSecret
-from mlxcel.errors import WireError
+from mlxcel.cluster.topology import DEFAULT_TRANSPORT, Node, NodeRole, Topology
+from mlxcel.cluster.topology_toml import emit_topology, parse_topology
+from mlxcel.errors import MlxcelError, WireError
 from mlxcel.pipeline import decision, operations
 from mlxcel.pipeline.control import decode_control, encode_control
+from mlxcel.pipeline.group import DATA, NOTICE, RankGroup
 from mlxcel.pipeline.report import Beat, Failed, Loading
 from mlxcel.pipeline.step import Logprobs, Step, StepFailed, Stop, Tokens
+from mlxcel.plugins import Plugins
+from mlxcel.tensor.exchange import HEADER as PIECE_HEADER
+from mlxcel.tensor.exchange import Exchange
+from mlxcel.transport import Keys, TransportOptions
+from mlxcel.transport.make import make_transport
 from mlxcel.wire import message as wire_message
 from mlxcel.wire import tensor as wire_tensor
 from mlxcel.wire.sealed import CHUNK, HEADER, Opener, Sealer
-from mlxcel.wire.tensor import WireTensor
+from mlxcel.wire.tensor import DTYPES, Buffer, WireTensor
 
 SECRET = ClusterSecret(b"a secret that is known to the fuzzer")
 KEY = bytes(range(32))
@@ -52,24 +64,34 @@ NOW = 1.8e9
 class Target:
     """A decoder.
 
-    ``decode`` must return or raise :class:`WireError`, whatever it is given; ``samples`` are
-    what it returns for, as a beginning for mutations.
+    ``decode`` must return or raise ``refusal``, whatever it is given; ``samples`` are what it
+    returns for, as a beginning for mutations.
     """
 
     name: str
     decode: Callable[[bytes], object]
     samples: tuple[bytes, ...]
+    refusal: type[MlxcelError] = WireError
 
 
 def targets() -> tuple[Target, ...]:
     """All decoders."""
     return (
         Target("sealed frame", _open, _sealed_frames()),
+        Target("sealed connection", _receiver(), _sealed_frames(), MlxcelError),
         Target("tensor", lambda data: wire_tensor.decode(data, max_bytes=1 << 20), _tensors()),
         Target("message", lambda data: wire_message.decode(data, max_bytes=1 << 20), _messages()),
         Target("decision", lambda data: decision.decode(memoryview(data)), _decisions()),
         Target("worker message", decode_control, _worker_messages()),
-        Target("control message", decode_message, _control_messages()),
+        # What is accepted can be passed on.
+        Target(
+            "control message",
+            lambda data: encode_message(decode_message(data)),
+            _control_messages(),
+        ),
+        Target("rank's frame", _from_rank, _rank_frames(), MlxcelError),
+        Target("piece of a collective", _piece, (_sample_piece(),), MlxcelError),
+        Target("topology", _topology, (_toml().encode(),), MlxcelError),
         *_handshake(),
         *_beacons(),
     )
@@ -80,6 +102,90 @@ def _open(data: bytes) -> object:
     if len(data) < HEADER:
         raise WireError("too short")
     return Opener(KEY).frame(data[:HEADER], data[HEADER:])
+
+
+def _receiver() -> Callable[[bytes], object]:
+    """What the transport makes of bytes that end after a while."""
+    plugins = Plugins.discover(environ={})
+    transport = make_transport(plugins, DEFAULT_TRANSPORT, TransportOptions(stall=60.0))
+
+    def receive(data: bytes) -> object:
+        ours, theirs = socket.socketpair()
+        sending = threading.Thread(target=_send_all, args=(theirs, data))
+        sending.start()
+        connection = transport.connection(ours, Keys(KEY[::-1], KEY), "fuzz", "pp_activation")
+        try:
+            return connection.receive(60.0)
+        finally:
+            connection.close()
+            sending.join()
+
+    return receive
+
+
+def _send_all(sock: socket.socket, data: bytes) -> None:
+    with sock, contextlib.suppress(OSError):
+        sock.sendall(data)
+
+
+class _Said:
+    """A connection that brings one frame."""
+
+    peer = "fuzz"
+    sent = received = room = 0
+
+    def __init__(self, frame: bytes) -> None:
+        self._frames = [memoryview(frame)]
+
+    def send(self, pieces: Sequence[Buffer], timeout: float) -> None:
+        pass
+
+    def receive(self, timeout: float | None) -> memoryview | None:
+        return self._frames.pop() if self._frames else None
+
+    def close(self) -> None:
+        pass
+
+
+def _from_rank(data: bytes) -> object:
+    return RankGroup(0, 1, 2, {0: _Said(data)}, 1.0).receive(0, "a frame")
+
+
+def _rank_frames() -> tuple[bytes, ...]:
+    """Data only: a notice is an error, told by another rank; mutations make some of these."""
+    return (DATA + b"words", DATA + NOTICE + b"\2it is late")
+
+
+_VALUES = np.zeros(8, np.float32)
+
+
+def _piece(data: bytes) -> object:
+    """The first piece of a sum of eight numbers, as the frame that brings it."""
+    exchange = Exchange(RankGroup(0, 1, 2, {0: _Said(data)}, 1.0), "all-reduce", 3, "float32", 64)
+    exchange.receive(_VALUES, 0, lambda place, values: None)
+    return data
+
+
+def _sample_piece() -> bytes:
+    return DATA + PIECE_HEADER.pack(0, DTYPES["float32"].code, 0, 3) + bytes(_VALUES.nbytes)
+
+
+def _topology(data: bytes) -> object:
+    """As a text: it comes within an offer."""
+    return parse_topology(data.decode("utf-8", "surrogateescape"), "the offered TOML")
+
+
+_RANK: NodeRole = "pipeline_tensor_parallel"
+
+
+def _toml() -> str:
+    nodes = [Node("coordinator", Address("10.0.0.1", 19000), "hybrid")]
+    nodes += [
+        Node(f"s{stage}-r{rank}", Address(f"10.0.{stage}.{rank}", 1), _RANK, stage, rank)
+        for stage in range(2)
+        for rank in range(2)
+    ]
+    return emit_topology(Topology(tuple(nodes), "c", 2, 2))
 
 
 def _sealed_frames() -> tuple[bytes, ...]:

@@ -88,7 +88,7 @@ class Generic(Family):
     def shard_plan(self, config: ModelConfig, options: TensorParallel) -> ShardPlan:
         """None: nobody knows what may be split."""
         raise UnsupportedError(
-            f"A {config.model_type} model cannot be split over ranks (--tp-size).",
+            f"A model of type {config.model_type!r} cannot be split over ranks (--tp-size).",
             "Use more pipeline stages instead (--pp-size).",
         )
 
@@ -134,8 +134,8 @@ def _attention(config: ModelConfig) -> Attention:
     ]
     if foreign:
         raise UnsupportedError(
-            f"A {config.model_type} model cannot be planned from config.json alone: no family "
-            f"knows it, and {foreign[0]!r} says that it is more than attention and MLPs.",
+            f"A model of type {config.model_type!r} cannot be planned from config.json alone: no "
+            f"family knows it, and {foreign[0]!r} says that it is more than attention and MLPs.",
             "Plan it from a folder that holds the weights.",
         )
     bias = fields.flag(config, "attention_bias", default=False)

@@ -59,7 +59,7 @@ def refusing(model_type: str) -> Iterator[None]:
         yield
     except CannotSplit as reason:
         raise UnsupportedError(
-            f"A {model_type} model cannot be split safely: {reason}.",
+            f"A model of type {model_type!r} cannot be split safely: {reason}.",
             "Run it in one piece with mlx-lm, or write a family plugin for it "
             "(docs/plugin-api.md).",
         ) from reason

@@ -1,4 +1,4 @@
-"""The Qwen 2 family: Qwen 2 and 2.5, dense and with experts. It can be planned, not run yet."""
+"""The Qwen 2 family: Qwen 2 and 2.5, dense and with experts."""
 
 from __future__ import annotations
 
