@@ -229,7 +229,7 @@ def supported(path: Path, family: Family) -> Iterator[tuple[str, Any, Any]]:
 
 @pytest.mark.parametrize("quantize", [None, "4:32"])
 @pytest.mark.parametrize("name", sorted({*names()} - {"llama_untied_headless"}))  # is refused
-@pytest.mark.parametrize("stages", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
+@pytest.mark.parametrize("stages", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_bytes_are_those_of_the_profile(
     tiny: Callable[..., Path], family_of: FamilyOf, name: str, quantize: str | None, stages: int
 ) -> None:
