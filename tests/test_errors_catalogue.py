@@ -1075,6 +1075,14 @@ def _(world: World) -> list[str]:
     return with_config(world, num_hidden_layers=4)
 
 
+@provokes(
+    "<file>: mlx-lm's model of type '<model_type>' does not read <fields>; what it computes may "
+    "differ from the original"
+)
+def _(world: World) -> list[str]:
+    return with_config(world, sliding_window=8)
+
+
 @provokes("<file>: quantization settings that fit no tensor are ignored: <names>")
 def _(world: World) -> list[str]:
     folder = world.copy(quantize="4:32")

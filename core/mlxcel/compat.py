@@ -67,7 +67,8 @@ def _fields(args_class: type) -> Collection[str] | None:
 def _text_fields(args_class: type, text: Mapping[str, Any]) -> Collection[str] | None:
     """What the class takes that ``args_class`` hands its ``text_config`` to; None if unknown."""
     hint = get_type_hints(args_class).get("text_config")
-    if named := [option for option in get_args(hint) if is_dataclass(option)]:
+    options = [option for option in get_args(hint) if isinstance(option, type)]
+    if named := [option for option in options if is_dataclass(option)]:
         return _fields(named[0])
     try:
         return _fields(utils._get_classes(dict(text))[1])

@@ -155,7 +155,7 @@ def test_the_first_layers_of_larger_files(tiny: Tiny, family_of: FamilyOf, tmp_p
     (path / "config.json").write_text(json.dumps(config))
     family = family_of(path)
     assert check_split(path, family, scenes=[Scene((17,))], reference=one_stage) == []
-    [notice] = oddities(family.open(path))
+    [notice] = oddities(family.open(path), family)
     assert "layers 4-7 are ignored" in notice
     [work] = prompt_work(0, [Request(0, (72,), 1)], 512, itertools.count(1))
     assert mx.isfinite(one_stage(path, family).run(0, work)).all().item()

@@ -15,6 +15,7 @@ import pytest
 from mlxcel.engine.slot import prompt_work
 from mlxcel.errors import CheckpointError
 from mlxcel.family import Family
+from mlxcel.partition.consistency import oddities
 from mlxcel.stage.load import load_stage
 from mlxcel.testing.split import HANDLE, Scene, check_split, one_stage
 
@@ -150,3 +151,60 @@ def test_layers_that_rotate_alike(tiny: Tiny, family_of: FamilyOf, tmp_path: Pat
     by_type = changed(tiny("mistral"), tmp_path / "by_type", change)
     one = changed(tiny("mistral"), tmp_path / "one", lambda text: text.update(rope_theta=321.0))
     assert mx.array_equal(logits(by_type, family_of(one)), logits(one, family_of(one))).item()
+
+
+YARN = {"rope_type": "yarn", "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in FLAT if name not in ("hunyuan_v1_dense", "qwen2_moe")]
+    + ["glm4_moe_lite", *BY_TYPE],
+)
+@pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
+def test_rescaled_positions_are_used_or_told(
+    tiny: Tiny, family_of: FamilyOf, tmp_path: Path, name: str, form: str
+) -> None:
+    """Either the model computes something else with YaRN, or a notice names the field."""
+
+    def scale(text: dict[str, Any]) -> None:
+        text["rope_scaling"] = YARN
+        if form == "rope_parameters":
+            moved(text)
+
+    def plain(text: dict[str, Any]) -> None:
+        text["rope_scaling"] = None
+
+    scaled = changed(tiny(name), tmp_path / "scaled", scale)
+    unscaled = changed(tiny(name), tmp_path / "unscaled", plain)
+    family = family_of(scaled)
+    same = mx.array_equal(logits(scaled, family), logits(unscaled, family)).item()
+    told = f"does not read {form}" in "".join(oddities(family.open(scaled), family))
+    assert told == same
+    assert oddities(family.open(unscaled), family) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "told"),
+    [
+        ("mistral", {"layer_types": None}, True),
+        ("mistral", {}, False),
+        ("mixtral", {"sliding_window": 8}, True),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": False}, False),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, True),
+        ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": True}, True),
+    ],
+)
+def test_windows_that_are_not_used_are_told(
+    tiny: Tiny,
+    family_of: FamilyOf,
+    tmp_path: Path,
+    name: str,
+    settings: dict[str, Any],
+    told: bool,
+) -> None:
+    """mlx-lm's class slides where layer_types says so, and nowhere else."""
+    path = changed(tiny(name), tmp_path / "window", lambda text: text.update(settings))
+    family = family_of(path)
+    notices = "".join(oddities(family.open(path), family))
+    assert ("does not read sliding_window" in notices) == told

@@ -45,7 +45,7 @@ def test_a_head_or_a_tie_is_enough(
     """A model needs a head of its own, or the table in its place; both do no harm."""
     model = checkpoint(tmp_path, LAYERS | head, tie_word_embeddings=tied)
     check_consistency(model, Plain())
-    assert oddities(model) == ()
+    assert oddities(model, Plain()) == ()
 
 
 def test_an_untied_model_needs_a_head(tmp_path: Path) -> None:
@@ -73,27 +73,27 @@ def test_scales_of_something_else_are_not_packing(tmp_path: Path) -> None:
 
 def test_layers_beyond_the_last_are_told(tmp_path: Path) -> None:
     """Weights of layers that config.json does not count are named."""
-    [notice] = oddities(checkpoint(tmp_path, LAYERS, num_hidden_layers=1))
+    [notice] = oddities(checkpoint(tmp_path, LAYERS, num_hidden_layers=1), Plain())
     assert "the weights of layer 1 are ignored: config.json describes 1 layer" in notice
 
 
 def test_draft_layers_are_expected(tmp_path: Path) -> None:
     """As many layers as num_nextn_predict_layers stand behind the last one without a word."""
     model = checkpoint(tmp_path, LAYERS, num_hidden_layers=1, num_nextn_predict_layers=1)
-    assert oddities(model) == ()
+    assert oddities(model, Plain()) == ()
     model = checkpoint(tmp_path, LAYERS, num_hidden_layers=1, num_nextn_predict_layers="one")
-    assert len(oddities(model)) == 1
+    assert len(oddities(model, Plain())) == 1
 
 
 def test_layers_of_other_towers_do_not_count(tmp_path: Path) -> None:
     """A vision tower may have more layers than the language model."""
     tower = {"vision_tower.layers.7.mlp.up_proj.weight": (4, 4)}
-    assert oddities(checkpoint(tmp_path, LAYERS | tower)) == ()
+    assert oddities(checkpoint(tmp_path, LAYERS | tower), Plain()) == ()
 
 
 def test_unused_quantization_settings_are_told(tmp_path: Path) -> None:
     """An override that names no module is named; one under a renamed prefix fits."""
     overrides = {"language_model.model.layers.0.mlp.up_proj": {"bits": 8}, "a.b": {"bits": 8}}
     model = checkpoint(tmp_path, LAYERS, quantization={"bits": 4, "group_size": 32, **overrides})
-    [notice] = oddities(model)
+    [notice] = oddities(model, Plain())
     assert notice.endswith("ignored: a.b")

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         apart=True,
     )
     report = PartitionQualityReport(plan.stages, plan.profile.groups)
-    warnings = [*checkpoint.notices, *oddities(checkpoint)]
+    warnings = [*checkpoint.notices, *oddities(checkpoint, family)]
     if warning := report.warning():
         warnings.append(warning)
     about = [_origin(checkpoint), dtype.notice, *filter(None, [weights.notice])]

@@ -102,7 +102,7 @@ class Model:
     @property
     def notices(self) -> tuple[str, ...]:
         """One line each for what the user should know before anything loads."""
-        found = (*self.checkpoint.notices, *oddities(self.checkpoint))
+        found = (*self.checkpoint.notices, *oddities(self.checkpoint, self._family))
         own = (self.dtype.notice, self.weights.notice, self._decode_path)
         return (*found, *(notice for notice in own if notice is not None))
 

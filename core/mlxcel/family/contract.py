@@ -205,6 +205,13 @@ class Family:
         """The groups of layers that must share a stage; none by default."""
         return ()
 
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        """The fields of config.json that would matter and that mlx-lm's model does not read.
+
+        None by default. They are told to the user.
+        """
+        return ()
+
     def tied(self, config: ModelConfig) -> bool:
         """Whether the output projection is the token embedding."""
         return bool(config.get("tie_word_embeddings", self.tied_by_default))

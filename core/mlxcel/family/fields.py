@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mlxcel.checkpoint.rope import ROPE_PARAMETERS, rope_scaling_of
 from mlxcel.errors import CheckpointError
 from mlxcel.errors.words import counted
 
@@ -100,6 +101,24 @@ def attention_types(config: ModelConfig, default: Callable[[int], str]) -> tuple
         CheckpointError: There is not one known type per layer.
     """
     return per_layer(config, "layer_types", (FULL, SLIDING), default=default)
+
+
+def rope_scaling(config: ModelConfig) -> tuple[str, ...]:
+    """The field that asks for rescaled positions (YaRN, Llama 3 and others), if there is one."""
+    if rope_scaling_of(config.text) is None:
+        return ()
+    return ("rope_scaling",) if config.get("rope_scaling") else (ROPE_PARAMETERS,)
+
+
+def window(config: ModelConfig, *, switch: str | None = None) -> tuple[str, ...]:
+    """The field that asks for sliding attention without saying in which layers, if there is one.
+
+    Args:
+        switch: The field that must be true for that, where it is needed.
+    """
+    if config.get("sliding_window") is None or config.get("layer_types") is not None:
+        return ()
+    return ("sliding_window",) if switch is None or config.get(switch) is True else ()
 
 
 def experts_by_step(config: ModelConfig, index: int) -> bool:

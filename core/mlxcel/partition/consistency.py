@@ -40,7 +40,7 @@ def check_consistency(checkpoint: Checkpoint, family: Family) -> None:
     _check_packed(checkpoint)
 
 
-def oddities(checkpoint: Checkpoint) -> tuple[str, ...]:
+def oddities(checkpoint: Checkpoint, family: Family) -> tuple[str, ...]:
     """One line each for what a user should know although the checkpoint works."""
     config = checkpoint.config
     notices = []
@@ -59,6 +59,11 @@ def oddities(checkpoint: Checkpoint) -> tuple[str, ...]:
                 f"{config.path}: quantization settings that fit no tensor are ignored: "
                 f"{', '.join(unused)}"
             )
+    if ignored := family.ignored(config):
+        notices.append(
+            f"{config.path}: mlx-lm's model of type {config.model_type!r} does not read "
+            f"{' and '.join(ignored)}; what it computes may differ from the original"
+        )
     return tuple(notices)
 
 

@@ -22,8 +22,8 @@ SECONDS = 2.0
 
 ALLOWANCE = 2 << 20
 FACTOR = 200
-"""An input of n bytes may cost ALLOWANCE + n * FACTOR bytes: JSON grows when it becomes objects, and
-a connection has buffers for some chunks."""
+"""An input of n bytes may cost ALLOWANCE + n * FACTOR bytes: JSON grows when it becomes objects,
+and a connection has buffers for some chunks."""
 
 TOKENS = (
     b"null", b"true", b"[]", b"{}", b'""', b"-1", b"0.5", b"1e999", b"NaN", b"-Infinity",

@@ -37,6 +37,9 @@ class Ernie45(Family):
         inner = fields.count(config, "intermediate_size")
         return gated_mlp(name, hidden, inner, bias=fields.flag(config, "use_bias"))
 
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return fields.rope_scaling(config)
+
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         return (_attention(config).cache(),) * config.num_layers
 

@@ -33,6 +33,9 @@ class Glm4(Family):
         """Never: mlx-lm's model always has a head of its own."""
         return False
 
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return fields.rope_scaling(config)
+
     def mixer(self, config: ModelConfig) -> Attention | LatentAttention:
         """The attention of every layer."""
         return Attention.of(config, bias=fields.flag(config, "attention_bias"))
@@ -95,6 +98,9 @@ class Glm4MoeLite(Glm4Moe):
         from mlxcel_family_glm4.stage import LatentStage
 
         return LatentStage
+
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return ()
 
     def mixer(self, config: ModelConfig) -> Attention | LatentAttention:
         return LatentAttention.of(config, bias=fields.flag(config, "attention_bias", default=False))

@@ -37,6 +37,9 @@ class Llama(Family):
         types = fields.attention_types(config, lambda index: fields.FULL)
         return _attention(config).caches(config, types)
 
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return fields.window(config)
+
     def stage_class(self) -> type[TransformerStage]:
         from mlxcel_family_llama.stage import LlamaStage
 

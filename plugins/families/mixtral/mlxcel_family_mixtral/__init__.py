@@ -31,6 +31,9 @@ class Mixtral(Family):
 
         return decoder(config, layer, tied=self.tied(config))
 
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return (*fields.rope_scaling(config), *fields.window(config))
+
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         return (_attention(config).cache(),) * config.num_layers
 

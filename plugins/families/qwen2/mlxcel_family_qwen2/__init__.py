@@ -34,6 +34,9 @@ class Qwen2(Family):
         """What follows attention in every layer."""
         return gated_mlp(name, hidden, fields.count(config, "intermediate_size"))
 
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return fields.window(config, switch="use_sliding_window")
+
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         return (_attention(config).cache(),) * config.num_layers
 
@@ -43,6 +46,9 @@ class Qwen2Moe(Qwen2):
 
     wire_names = ("qwen2_moe",)
     tied_by_default = False
+
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return (*fields.rope_scaling(config), *super().ignored(config))
 
     def feed_forward(self, name: str, hidden: int, config: ModelConfig) -> Iterator[TensorShape]:
         return linear_moe(

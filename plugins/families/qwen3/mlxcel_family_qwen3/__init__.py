@@ -35,6 +35,9 @@ class Qwen3(Family):
         """What follows attention in layer ``index``."""
         return gated_mlp(name, hidden, fields.count(config, "intermediate_size"))
 
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return fields.window(config, switch="use_sliding_window")
+
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         return (Attention.of(config).cache(),) * config.num_layers
 
@@ -43,6 +46,9 @@ class Qwen3Moe(Qwen3):
     """Experts in all layers but some."""
 
     wire_names = ("qwen3_moe",)
+
+    def ignored(self, config: ModelConfig) -> tuple[str, ...]:
+        return (*fields.rope_scaling(config), *super().ignored(config))
 
     def feed_forward(
         self, name: str, hidden: int, index: int, config: ModelConfig
