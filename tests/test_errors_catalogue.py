@@ -1065,7 +1065,7 @@ def _(world: World) -> list[str]:
     return generate(folder)
 
 
-@provokes("<index>: does not list <n> tensors of its files, used anyway")
+@provokes("<index>: does not list <tensors> of its files, used anyway")
 def _(world: World) -> list[str]:
     return generate(index_of(world.copy(), lambda placed: dict(list(placed.items())[1:])))
 
@@ -1222,7 +1222,7 @@ def _(world: World) -> list[str]:
     (world.tmp_path / "key").chmod(0o644)
     world.monkeypatch.setattr(
         "mlxcel.cluster.dry_run.find_peers",
-        lambda options: Found(parse_addresses(PEERS, "")),
+        lambda options, say: Found(parse_addresses(PEERS, "")),
     )
     flags = "--pp-auto 2 --cluster-discovery mdns --cluster-secret-file key --dry-run"
     return node(world, *flags.split())
@@ -1344,7 +1344,7 @@ def _(world: World) -> list[str]:
 def _(world: World) -> list[str]:
     beacon = Beacon("demo", Address("198.51.100.1", 19001), "0.0.1", 4)
     world.monkeypatch.setattr(
-        "mlxcel.cluster.dry_run.find_peers", lambda options: Found((), (beacon,))
+        "mlxcel.cluster.dry_run.find_peers", lambda options, say: Found((), (beacon,))
     )
     return coordinator(world, "--dry-run")
 
