@@ -298,9 +298,7 @@ def _(world: World) -> list[str]:
     return with_config(world, quantization_config=settings)
 
 
-@provokes(
-    "<file>: has no quantization settings, but the weight files hold <n> quantized matrices"
-)
+@provokes("<file>: has no quantization settings, but the weight files hold <n> quantized matrices")
 def _(world: World) -> list[str]:
     folder = world.copy(quantize="4:32")
     return generate(configured(folder, quantization=None, quantization_config=None))
@@ -410,9 +408,7 @@ def _(world: World) -> list[str]:
     return with_header(world, four_bits)
 
 
-@provokes(
-    "<folder>: config.json promises <n> layers, but there are no tensors of <layers>."
-)
+@provokes("<folder>: config.json promises <n> layers, but there are no tensors of <layers>.")
 def _(world: World) -> list[str]:
     return with_config(world, num_hidden_layers=8)
 
