@@ -287,6 +287,13 @@ def _(world: World) -> list[str]:
     return generate(configured(folder, quantization_config={"quant_method": "bitsandbytes"}))
 
 
+@provokes("<folder>: its <tool> tensors have group indices (<tensor> in <file>)")
+def _(world: World) -> list[str]:
+    indices = {f"{Q_PROJ}.g_idx": mx.zeros((64,), mx.int32)}
+    folder = world.altered(change=lambda tensors: {**tensors, **indices})
+    return generate(configured(folder, quantization_config={"quant_method": "gptq"}))
+
+
 @provokes("<folder>: its <tool> tensors cannot be repacked for MLX")
 def _(world: World) -> list[str]:
     return with_config(world, quantization_config={"quant_method": "awq"})
@@ -631,7 +638,7 @@ def _(world: World) -> list[str]:
     return without_template(world, "-p", "")
 
 
-@provokes("Prompt <n> has <n> tokens, and the model's context holds <n>")
+@provokes("Prompt <n> has <n> tokens, and the context holds <n>")
 def _(world: World) -> list[str]:
     return without_template(world, "-p", "x" * 512)
 
@@ -1092,7 +1099,7 @@ def _(world: World) -> list[str]:
     return generate(world.copy("deepseek_v3", dtype="bfloat16"))
 
 
-@provokes("prompt <n>: <n> tokens at most, not <n>: the model's context holds <n>")
+@provokes("prompt <n>: <n> tokens at most, not <n>: the context holds <n>")
 def _(world: World) -> list[str]:
     return without_template(world, "-p", "x" * 511)
 

@@ -245,10 +245,19 @@ def test_the_context_is_full(generate: Command) -> None:
     done = generate(*RAW, *prompts("x" * 508))
     assert [len(tokens) for tokens in done.tokens] == [4]
     assert done.results[0]["finish_reason"] == "length"
-    assert "prompt 0: 4 tokens at most, not 8: the model's context holds 512" in done.err
+    assert "prompt 0: 4 tokens at most, not 8: the context holds 512" in done.err
     done = generate(*RAW, *prompts("Hello", "x" * 512))
     assert done.code == 2
-    assert "Prompt 1 has 512 tokens, and the model's context holds 512" in done.err
+    assert "Prompt 1 has 512 tokens, and the context holds 512" in done.err
+
+
+def test_another_context(generate: Command) -> None:
+    """``--ctx-size`` counts instead of the model's own, whether it is less or more."""
+    done = generate(*RAW, "--ctx-size", "10", *prompts("x" * 7))
+    assert [len(tokens) for tokens in done.tokens] == [3]
+    done = generate(*RAW, "--ctx-size", "600", *prompts("x" * 512))
+    assert [len(tokens) for tokens in done.tokens] == [8]
+    assert "--ctx-size 600 is more than the 512 tokens that the model was made for" in done.err
 
 
 def test_no_prompt(generate: Command) -> None:

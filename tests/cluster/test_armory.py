@@ -10,7 +10,7 @@ import pytest
 
 from mlxcel.cluster import armory
 from mlxcel.cluster.armory import Armory
-from mlxcel.errors import WorkerNotReady, WorkerStartError
+from mlxcel.errors import MlxcelError, WorkerNotReady, WorkerNotStarted, WorkerStartError
 from mlxcel.pipeline.report import Beat, Hello, Software
 
 WAIT = 10.0
@@ -67,10 +67,14 @@ class Workshop:
             say=self.lines.append,
             start=self.start,
         )
+        self.keeping: asyncio.Task[None] | None = None
+        self.problems: list[MlxcelError] = []
         self._count = 0
 
     async def start(self, *, on_report: Any, on_end: Any, **_: Any) -> Any:
         assert all(worker.how is not None for worker in self.alive), "two at once"
+        if self.problems:
+            raise self.problems.pop()
         self._count += 1
         worker = FakeWorker(self._count, on_report, on_end)
         self.alive.append(worker)
@@ -86,7 +90,14 @@ class Workshop:
         worker = await self.next()
         worker.arm()
         await opening
+        self.keeping = asyncio.ensure_future(self.armory.keep())
         return worker
+
+    async def close(self) -> None:
+        if self.keeping is not None:
+            self.keeping.cancel()
+            await asyncio.wait([self.keeping])
+        await self.armory.close()
 
 
 def run(work: Callable[[Workshop], Coroutine[Any, Any, None]]) -> None:
@@ -94,7 +105,7 @@ def run(work: Callable[[Workshop], Coroutine[Any, Any, None]]) -> None:
         workshop = Workshop()
         async with asyncio.timeout(WAIT):
             await work(workshop)
-            await workshop.armory.close()
+            await workshop.close()
         assert all(worker.how is not None for worker in workshop.alive)
 
     asyncio.run(within())
@@ -242,6 +253,33 @@ def test_a_worker_that_cannot_be_started_is_not_waited_for_without_end(
         with pytest.raises(WorkerNotReady, match="exit code 1"):
             await workshop.armory.take()
         assert workshop.armory.silent is None
+
+    run(work)
+
+
+def test_a_process_that_the_system_does_not_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that is full for a moment costs one attempt, and whoever waits learns of it."""
+    monkeypatch.setattr(armory, "READY_SECONDS", 0.05)
+
+    async def work(workshop: Workshop) -> None:
+        go, sleep = asyncio.Event(), asyncio.sleep
+
+        async def paused(seconds: float) -> None:
+            await (go.wait() if seconds else sleep(0))
+
+        monkeypatch.setattr(armory.asyncio, "sleep", paused)
+        first = await workshop.open()
+        workshop.problems.append(WorkerNotStarted("Resource temporarily unavailable"))
+        first.die("killed by SIGKILL")
+        with pytest.raises(WorkerNotReady, match="Resource temporarily unavailable"):
+            await workshop.armory.take()
+        monkeypatch.undo()
+        go.set()
+        second = await workshop.next()
+        second.arm()
+        assert await workshop.armory.take() is second
 
     run(work)
 

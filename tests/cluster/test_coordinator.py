@@ -304,6 +304,31 @@ def test_a_message_that_breaks_its_hearer_is_told(
     assert "LookupError: no such thing" in error.what
 
 
+def test_a_listener_that_breaks_does_not_end_the_watch(scripted_peers: Any) -> None:
+    """A peer that grows silent is still noticed."""
+    peers = scripted_peers(2)
+    ticks = threading.Event()
+
+    class Breaks(Heard):
+        def tick(self, now: float) -> None:
+            ticks.set()
+            raise LookupError("no such thing")
+
+    heard = Breaks()
+    with Coordinator(SECRET, OURS, grace=0.4) as coordinator:
+        connect(coordinator, peers)
+        coordinator.listen(heard)
+        assert ticks.wait(WAIT)
+        agree = peers[1].answer
+        peers[1].answer = lambda peer, message: (
+            None if isinstance(message, Ping) else agree(peer, message)
+        )
+        heard.wait_for(lambda: bool(heard.losses))
+    [(stage, error)] = heard.losses
+    assert stage == 1
+    assert "has not answered" in error.what
+
+
 def test_reports_wait_for_the_listener(scripted_peers: Any, coordinator: Coordinator) -> None:
     """A stage may fail before anybody listens, such as when it cannot dial the next one."""
     peers, heard = scripted_peers(2), Heard()

@@ -52,6 +52,21 @@ def listening() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield sock, sender
 
 
+def awaited(
+    census: Census, moments: list[float], *sent: Beacon, timeout: float = SECONDS
+) -> list[int]:
+    """The ports of two peers that are found by what is ``sent``.
+
+    ``moments`` are when the wait begins, and then all looks and arrivals.
+    """
+    clock = iter(moments)
+    with listening() as (sock, sender):
+        for each in sent:
+            sender.send(signed(each))
+        found = await_peers(sock, census, 2, timeout, clock=lambda: next(clock))
+    return [peer.port for peer in found.peers]
+
+
 def test_listed_peers() -> None:
     """A list is found as it is, in the order of its text, without a secret."""
     peers = (Address("10.0.0.2", 1), Address("10.0.0.10", 1))
@@ -91,12 +106,39 @@ def test_a_peer_that_goes_while_others_are_waited_for() -> None:
     """Enough are found only if all of them are still there at the end."""
     census = Census(SECRET, "demo")
     census.hear(signed(beacon(7001)), "127.0.0.1", time.time(), 0.0)
-    moments = iter([0.0, 2.86, 2.86, 2.88, 2.9, 2.95, 2.95, 3.0, 3.1])
-    with listening() as (sock, sender):
-        for port in (7002, 7002, 7003):
-            sender.send(signed(beacon(port)))
-        found = await_peers(sock, census, 2, SECONDS, clock=lambda: next(moments))
-    assert [peer.port for peer in found.peers] == [7002, 7003]
+    moments = [0.0, 3.4, 3.4, 3.45, 3.48, 3.55, 3.6, 3.6, 3.7]
+    assert awaited(census, moments, beacon(7002), beacon(7002), beacon(7003)) == [7002, 7003]
+
+
+def test_a_peer_that_was_started_again_a_moment_ago_does_not_count_twice() -> None:
+    """While it is not sure that both of its ports are alive, it is waited for."""
+    census = Census(SECRET, "demo")
+    census.hear(signed(beacon(7001)), "127.0.0.1", time.time(), 0.0)
+    moments = [0.0, 0.9, 1.0, 1.0, 2.4, 2.4, 3.6, 3.6]
+    assert awaited(census, moments, beacon(7002), beacon(7002), beacon(7003)) == [7002, 7003]
+
+
+def test_a_peer_that_is_not_heard_is_waited_for_no_longer_than_for_others() -> None:
+    """When the time is over, those are taken that there are: all of them may be alive."""
+    census = Census(SECRET, "demo")
+    census.hear(signed(beacon(7001)), "127.0.0.1", time.time(), 0.0)
+    moments = [0.0, 1.9, 2.0, 2.0, 2.1, 2.6]
+    assert awaited(census, moments, beacon(7002), timeout=2.5) == [7001, 7002]
+
+
+def test_a_peer_that_was_upgraded_and_started_again_is_no_conflict() -> None:
+    """What it was before is forgotten before anybody is told of another version."""
+    census = Census(SECRET, "demo")
+    census.hear(signed(beacon(7001, "0.0.1")), "127.0.0.1", time.time(), 0.0)
+    moments = [0.0, 0.1, 0.1, 0.1, 3.4, 3.4, 3.6, 3.6, 3.7]
+    assert awaited(census, moments, beacon(7002), beacon(7002), beacon(7003)) == [7002, 7003]
+
+
+def test_two_beacons_in_a_row_may_be_lost() -> None:
+    """The third one comes in time, with some delay."""
+    census = Census(SECRET, "demo")
+    census.hear(signed(beacon(7001)), "127.0.0.1", time.time(), 0.0)
+    assert [peer.port for peer in census.found(3.3).peers] == [7001]
 
 
 def test_the_operator_is_told_what_is_waited_for() -> None:

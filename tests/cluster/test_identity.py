@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +128,26 @@ def test_a_checkpoint_that_is_gone_is_told(folder: Path) -> None:
     with pytest.raises(CheckpointMismatch) as caught:
         checkpoints.find(wanted)
     assert str(folder) in str(caught.value)
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_checkpoint_that_cannot_be_looked_at_is_told(
+    folder: Path, above: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that fails while a peer waits is a refusal with its cause, at its start too."""
+    path = folder.parent if above else folder
+    checkpoints, wanted = Checkpoints([path]), identify(folder)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(os, "stat", fails)
+    with pytest.raises(CheckpointMismatch, match=r"cannot be read \(Stale file handle\)"):
+        checkpoints.find(wanted)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Stale file handle\)"):
+        Checkpoints([path])
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Stale file handle\)"):
+        identify(folder)
 
 
 def test_the_closest_of_several_is_told(tiny: Tiny, tmp_path: Path) -> None:

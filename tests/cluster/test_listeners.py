@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -63,6 +66,32 @@ def test_a_port_in_use_is_an_error(stack: ExitStack) -> None:
         open_listeners([entry("127.0.0.2", port), entry("127.0.0.1", port)])
     taken.close()
     places(stack, [entry("127.0.0.1", port)])
+
+
+def test_a_chosen_port_that_is_in_use_elsewhere_is_chosen_anew(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where any port will do, it is no error that another program has one at the second address."""
+    make, made = socket.create_server, []
+
+    def chosen(address: tuple[str, int], **options: Any) -> socket.socket:
+        made.append(address)
+        if len(made) in busy:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        return make(("127.0.0.1", 0), **options)
+
+    monkeypatch.setattr(socket, "create_server", chosen)
+    busy = {2}
+    assert len(places(stack, [entry("127.0.0.1"), entry("127.0.0.2")])) == 2
+    assert [(host, bool(port)) for host, port in made] == [
+        ("127.0.0.1", False),
+        ("127.0.0.2", True),
+    ] * 2
+    made.clear()
+    busy = set(range(2, 100, 2))
+    with pytest.raises(OSError, match="in use"):
+        open_listeners([entry("127.0.0.1"), entry("127.0.0.2")])
+    assert len(made) == 10
 
 
 @pytest.mark.parametrize(

@@ -599,6 +599,24 @@ def test_an_address_in_use_ends_the_peer(tiny: Tiny, tmp_path: Path) -> None:
     asyncio.run(within())
 
 
+def test_a_peer_that_cannot_replace_its_worker_ends(tiny: Tiny, tmp_path: Path) -> None:
+    """What breaks the search for a worker is a bug, which is told at once and not by refusals."""
+
+    async def within() -> None:
+        bench = Bench(tiny("llama"), tmp_path / "c.toml")
+        task = await bench.start()
+
+        async def breaks(**_: Any) -> None:
+            raise LookupError("no such thing")
+
+        bench.peer._armory._start = breaks  # type: ignore[assignment]
+        bench.workers[0].die("exit code 1")
+        with pytest.raises(LookupError, match="no such thing"):
+            await asyncio.wait_for(task, WAIT)
+
+    asyncio.run(within())
+
+
 def test_unwanted_beacons_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time it is asked anew whether one is wanted."""
     sent: list[Any] = []

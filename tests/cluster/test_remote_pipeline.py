@@ -326,6 +326,7 @@ def test_a_connection_of_two_ranks_that_breaks() -> None:
     ("reports", "node"),
     [
         pytest.param([(0, missing(1)), (1, missing(0, "closed"))], "s0-r1", id="slow"),
+        pytest.param([(1, missing(0, "closed")), (0, missing(1))], "s0-r1", id="slow, told first"),
         pytest.param(
             [(0, missing(1, "closed")), (1, Ended(0, 0.0, None, None, "a link is closed", 1))],
             "s0-r1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from mlxcel.cluster.worker_process import FromStage, WorkerProcess
-from mlxcel.errors import DeadlineError, WorkerStartError
+from mlxcel.errors import DeadlineError, WorkerNotStarted, WorkerStartError
 from mlxcel.pipeline.control import DataSocket, Job
 from mlxcel.pipeline.report import Ended, Failed, Hello, Loaded
 from mlxcel.pipeline.socket_link import ConnectionInbox, ConnectionOutbox
@@ -131,6 +132,35 @@ def test_a_worker_that_cannot_start_says_how_it_ended(tmp_path: Path) -> None:
         assert caught.value.pid == worker.pid
 
     run(work)
+
+
+@pytest.mark.parametrize("failing", ["socket.socketpair", "asyncio.create_subprocess_exec"])
+def test_a_machine_that_has_no_room_for_a_worker(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of the system is a typed error with its cause, and no socket is left open."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+    make_pair = socket.socketpair
+
+    def noted() -> tuple[socket.socket, socket.socket]:
+        pairs.append(make_pair())
+        return pairs[-1]
+
+    async def work() -> None:
+        module = "mlxcel.cluster.worker_process."
+        monkeypatch.setattr(module + "socket.socketpair", noted)
+        monkeypatch.setattr(module + failing, fails)
+        with pytest.raises(WorkerNotStarted, match="Resource temporarily unavailable"):
+            await WorkerProcess.start(
+                environment={}, without=[], on_report=print, on_end=lambda: None
+            )
+
+    asyncio.run(work())
+    assert [sock.fileno() for pair in pairs for sock in pair] == [-1, -1] * len(pairs)
 
 
 def test_a_worker_that_takes_too_long_is_a_deadline() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,4 +83,26 @@ def test_the_context_by_its_other_names(
     key, size = found
     config |= {} if key is None else {key: size}
     (folder / "config.json").write_text(json.dumps(config))
+    assert open_model(folder, plugins).context_size == size
+
+
+@pytest.mark.parametrize(
+    ("scaling", "size"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}, 512),
+        ({"type": "linear", "factor": 4.0}, 512),
+    ],
+)
+def test_the_context_with_scaled_positions(
+    tiny: Callable[..., Path],
+    plugins: Plugins,
+    tmp_path: Path,
+    scaling: dict[str, Any],
+    size: int,
+) -> None:
+    """YaRN may be added to a config.json that names the length from before it, or after it."""
+    folder = shutil.copytree(tiny("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
     assert open_model(folder, plugins).context_size == size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from mlxcel.checkpoint.checkpoint import Checkpoint
+from mlxcel.checkpoint.headers import DTYPE_BITS
 from mlxcel.cli.main import run
 from mlxcel.errors import CheckpointError
 from mlxcel.family import Family
@@ -152,7 +154,7 @@ def packed_by(method: str) -> tuple[dict[str, Any], dict[str, mx.array]]:
 @pytest.mark.parametrize(
     "method",
     [
-        *("bitsandbytes", "fp8", "compressed-tensors", "modelopt", "gptq"),
+        *("bitsandbytes", "fp8", "compressed-tensors", "modelopt"),
         *("hqq", "quanto", "torchao", "bitnet"),
     ],
 )
@@ -175,15 +177,144 @@ def test_what_is_not_read_is_refused(
     assert "mlx_lm.convert" in said[0]
 
 
-def test_a_config_alone_is_refused_too(
+def test_group_indices_are_refused(
     tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A plan from config.json goes by what that says."""
-    config = json.loads((tiny("llama") / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "bitsandbytes"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert run(["plan", "-m", str(tmp_path / "config.json")]) == 1
-    assert "packed by 'bitsandbytes', which is not read" in capsys.readouterr().err
+    """GPTQ is read, but not with indices of groups: the error names them and not the tool alone."""
+    settings, parts = packed_by("gptq")
+    tensors = tensors_of(tiny("llama"))
+    del tensors[f"{Q_PROJ}.weight"]
+    tensors |= {f"{Q_PROJ}.{leaf}": value for leaf, value in parts.items()}
+    path = write(tiny("llama"), tmp_path / "packed", tensors, {"quant_method": "gptq", **settings})
+    assert run(["plan", "-m", str(path)]) == 1
+    said = capsys.readouterr().err
+    indices = f"{Q_PROJ}.g_idx in model.safetensors"
+    assert f"{path}: its gptq tensors have group indices ({indices}), which are not read." in said
+    assert "mlx_lm.convert" in said
+
+
+def plan_of_config(source: Path, folder: Path, method: str, settings: Mapping[str, Any]) -> int:
+    """The exit code of a plan from ``source``'s config.json alone, with these settings."""
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return run(["plan", "-m", str(folder / "config.json")])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("bitsandbytes", {}),
+        ("compressed-tensors", {"format": "pack-quantized"}),
+        ("modelopt", {"quant_algo": "NVFP4"}),
+        ("fp8", {"scale_fmt": "ue8m0", "weight_block_size": [32, 32]}),
+    ],
+)
+def test_a_config_alone_is_refused_too(
+    tiny: Tiny,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+    settings: dict[str, Any],
+) -> None:
+    """A plan from config.json goes by what that says, and refuses what no run would read."""
+    assert plan_of_config(tiny("llama"), tmp_path, method, settings) == 1
+    assert f"packed by '{method}', which is not read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "settings"),
+    [
+        ("llama", "awq", {}),
+        ("llama", "mxfp4", {}),
+        ("deepseek_v3", "compressed-tensors", {"format": "pack-quantized"}),
+        ("kimi_k3", "compressed-tensors", {"format": "mxfp4-pack-quantized"}),
+    ],
+)
+def test_a_config_alone_of_what_is_read(
+    tiny: Tiny, tmp_path: Path, name: str, method: str, settings: dict[str, Any]
+) -> None:
+    """What the loader or the family's class unpacks is planned without weights too."""
+    assert plan_of_config(tiny(name), tmp_path, method, settings) == 0
+
+
+BITNET = {
+    "model.embed_tokens.weight": TensorSpec("BF16", (32, 64)),
+    "model.layers.0.mlp.up_proj.weight": TensorSpec("U8", (16, 64)),
+    "model.layers.0.mlp.up_proj.weight_scale": TensorSpec("BF16", (1,)),
+    "model.norm.weight": TensorSpec("BF16", (64,)),
+}
+PACKED_TABLE = {
+    "model.embed_tokens.weight": TensorSpec("U32", (32, 8)),
+    "model.embed_tokens.scales": TensorSpec("BF16", (32, 1)),
+    "model.embed_tokens.biases": TensorSpec("BF16", (32, 1)),
+}
+
+
+def headers(path: Path, tensors: Mapping[str, TensorSpec], **config: Any) -> Path:
+    """A checkpoint of one layer with these tensors, all of them zeros."""
+    return write_checkpoint(
+        path,
+        tensors,
+        lambda name: bytes(math.prod(tensors[name].shape) * DTYPE_BITS[tensors[name].dtype] // 8),
+        config={"num_hidden_layers": 1, "tie_word_embeddings": True, **config},
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings"),
+    [
+        (BITNET, {"quantization_config": {"quant_method": "bitnet"}}),
+        (BITNET | PACKED_TABLE, {"quantization": {"bits": 4, "group_size": 64}}),
+    ],
+    ids=["once", "twice"],
+)
+def test_bitnet(
+    family_of: FamilyOf,
+    tmp_path: Path,
+    tensors: dict[str, TensorSpec],
+    settings: dict[str, Any],
+) -> None:
+    """BitNet's layers are packed by themselves, also where mlx-lm has packed the table besides."""
+    path = headers(tmp_path, tensors, model_type="bitnet", **settings)
+    family = family_of(path)
+    checkpoint = family.open(path)
+    check_consistency(checkpoint, family)
+    stored = sum(header.nbytes for header in checkpoint.tensors.values())
+    assert sum(header.nbytes for header in checkpoint.loaded.values()) == stored
+
+
+def test_scales_that_only_bitnet_has(family_of: FamilyOf, tmp_path: Path) -> None:
+    """The same tensors in a model of another type are what a tool has left over."""
+    settings = {"bits": 4, "group_size": 64}
+    path = headers(tmp_path, BITNET | PACKED_TABLE, model_type="llama", quantization=settings)
+    family = family_of(path)
+    with pytest.raises(CheckpointError, match=r"packed in a form that it does not name.*_scale "):
+        check_consistency(family.open(path), family)
+
+
+def test_muse_spark(family_of: FamilyOf, tmp_path: Path) -> None:
+    """Experts in NVFP4 are known by MLX's names; the scales of activations are not read."""
+    experts = "model.language_model.layers.0.mlp.experts"
+    tensors = {
+        "model.language_model.embed_tokens.weight": TensorSpec("BF16", (32, 64)),
+        f"{experts}.down_proj": TensorSpec("U8", (2, 64, 32)),
+        f"{experts}.down_proj_weight_scale": TensorSpec("F8_E4M3", (2, 64, 4)),
+        f"{experts}.down_proj_weight_scale_2": TensorSpec("F32", (2,)),
+        f"{experts}.down_proj_input_scale": TensorSpec("F32", (2,)),
+    }
+    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    path = headers(tmp_path, tensors, model_type="muse_spark", quantization_config=settings)
+    family = family_of(path)
+    checkpoint = family.open(path)
+    check_consistency(checkpoint, family)
+    assert "modelopt" in family.unpacks(checkpoint.config)
+    assert {name: header.dtype for name, header in checkpoint.loaded.items()} == {
+        "model.language_model.embed_tokens.weight": "BF16",
+        f"{experts}.down_proj.weight": "U8",
+        f"{experts}.down_proj.scales": "F8_E4M3",
+        f"{experts}.down_proj.global_scale": "F32",
+    }
 
 
 def test_plain_weights_that_were_packed_once(

@@ -111,8 +111,11 @@ def test_given_fields_stay(tiny: Tiny, family_of: FamilyOf, tmp_path: Path) -> N
         (
             "mistral",
             {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {"rope_theta": 8.0}},
-            "differ for full_attention and sliding_attention",
+            "differ for full_attention and sliding_attention, and mlx-lm's model of this type has "
+            "no field for that",
         ),
+        ("llama", {"full_attention": {}}, "says nothing of full_attention or sliding_attention"),
+        ("llama", {"full_attention": None, "sliding_attention": None}, "says nothing of full_att"),
         (
             "gemma3",
             {
@@ -153,6 +156,32 @@ def test_layers_that_rotate_alike(tiny: Tiny, family_of: FamilyOf, tmp_path: Pat
     assert mx.array_equal(logits(by_type, family_of(one)), logits(one, family_of(one))).item()
 
 
+@pytest.mark.parametrize("absent", [None, {}])
+def test_a_type_that_says_nothing(
+    tiny: Tiny, family_of: FamilyOf, tmp_path: Path, absent: dict[str, Any] | None
+) -> None:
+    """A type of layers that is null or empty is that of all layers."""
+
+    def change(text: dict[str, Any]) -> None:
+        del text["rope_theta"]
+        rope = {"rope_theta": 321.0, "rope_type": "default"}
+        text["rope_parameters"] = {"full_attention": rope, "sliding_attention": absent}
+
+    half = changed(tiny("llama"), tmp_path / "half", change)
+    one = changed(tiny("llama"), tmp_path / "one", lambda text: text.update(rope_theta=321.0))
+    assert mx.array_equal(logits(half, family_of(one)), logits(one, family_of(one))).item()
+
+
+def test_notices_of_what_cannot_be_built(tiny: Tiny, family_of: FamilyOf, tmp_path: Path) -> None:
+    """What is told of a checkpoint leaves malformed rope_parameters to whoever builds the model."""
+    parameters = {"full_attention": {}}
+    path = changed(
+        tiny("mixtral"), tmp_path / "odd", lambda text: text.update(rope_parameters=parameters)
+    )
+    family = family_of(path)
+    assert oddities(family.open(path), family) == ()
+
+
 YARN = {"rope_type": "yarn", "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -184,6 +213,10 @@ def test_rescaled_positions_are_used_or_told(
     assert oddities(family.open(unscaled), family) == ()
 
 
+NEVER_SLIDE = ("mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+SLIDES = {"sliding_window": 8, "use_sliding_window": True}
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "told"),
     [
@@ -193,6 +226,14 @@ def test_rescaled_positions_are_used_or_told(
         ("qwen2", {"sliding_window": 8, "use_sliding_window": False}, False),
         ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, True),
         ("qwen3_moe", {"sliding_window": 8, "use_sliding_window": True}, True),
+        *((name, SLIDES | {"layer_types": ["sliding_attention"]}, True) for name in NEVER_SLIDE),
+        *((name, SLIDES | {"layer_types": ["full_attention"]}, False) for name in NEVER_SLIDE),
+        ("qwen2", SLIDES | {"max_window_layers": 99}, False),
+        ("qwen2_moe", SLIDES | {"max_window_layers": 99}, False),
+        ("qwen3", SLIDES | {"max_window_layers": 99}, False),
+        ("qwen3", SLIDES | {"max_window_layers": 1}, True),
+        ("qwen3_moe", SLIDES | {"max_window_layers": 99}, True),
+        ("mixtral", SLIDES | {"max_window_layers": 99}, True),
     ],
 )
 def test_windows_that_are_not_used_are_told(
@@ -203,7 +244,7 @@ def test_windows_that_are_not_used_are_told(
     settings: dict[str, Any],
     told: bool,
 ) -> None:
-    """mlx-lm's class slides where layer_types says so, and nowhere else."""
+    """mlx-lm's class of Mistral slides where layer_types says so; those of the others never do."""
     path = changed(tiny(name), tmp_path / "window", lambda text: text.update(settings))
     family = family_of(path)
     notices = "".join(oddities(family.open(path), family))

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mlxcel.errors import RankLost, WorkerFailed
-from mlxcel.pipeline.accusation import Accusation, Place, accusation, broken_connection
+from mlxcel.pipeline.accusation import (
+    Accusation,
+    Place,
+    accusation,
+    broken_connection,
+    root_accusation,
+)
 from mlxcel.pipeline.report import Failed
 
 Said = tuple[int, int, str]
@@ -26,6 +32,7 @@ def of_stage(stage: int, *said: Said) -> list[Accusation]:
         pytest.param([(0, 1, LATE), (1, 2, PIPE), (2, 1, PIPE)], (), (1, 2), id="a third is told"),
         pytest.param([(1, 0, CLOSED)], (), (1, 0), id="the other has not looked yet"),
         pytest.param([(0, 1, LATE), (1, 0, CLOSED)], (), None, id="one was slow"),
+        pytest.param([(1, 0, CLOSED), (0, 1, LATE)], (), None, id="one was slow and told first"),
         pytest.param([(0, 1, LATE), (1, 0, LATE)], (), None, id="nothing came through"),
         pytest.param([(1, 0, CLOSED)], [(1, 0)], None, id="the other left for another reason"),
         pytest.param([(1, 2, PIPE), (2, 3, LATE)], (), None, id="the other missed a third"),
@@ -40,6 +47,25 @@ def test_what_breaks_is_a_connection_if_both_ends_live(
     assert (found and (found.reporter, found.accused)) == (
         between and ((1, between[0]), (1, between[1]))
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "rank"),
+    [
+        pytest.param([(0, 1, LATE), (1, 0, CLOSED)], 1, id="one was slow"),
+        pytest.param([(1, 0, CLOSED), (0, 1, LATE)], 1, id="the slow one told first"),
+        pytest.param([(2, 0, LATE), (1, 0, CLOSED), (0, 1, LATE)], 1, id="the slow one was heard"),
+        pytest.param([(1, 2, CLOSED), (0, 1, LATE), (2, 1, LATE)], 1, id="slow beside a third"),
+        pytest.param([(1, 2, PIPE), (2, 3, LATE)], 3, id="the other missed a third"),
+        pytest.param([(0, 1, LATE), (1, 2, LATE)], 2, id="who waits is waited for"),
+        pytest.param([(0, 1, LATE), (1, 0, LATE)], 1, id="nothing came through"),
+        pytest.param([(1, 0, CLOSED)], 0, id="the only one"),
+        pytest.param([(0, 1, PIPE), (1, 2, PIPE), (2, 0, PIPE)], 1, id="none knows better"),
+    ],
+)
+def test_who_is_missed_by_those_that_are_missed(said: list[Said], rank: int) -> None:
+    """The order of reports does not turn the rank that was late into the one that waited for it."""
+    assert root_accusation(of_stage(1, *said)).accused == (1, rank)
 
 
 def test_ranks_of_other_stages_are_others() -> None:

@@ -69,6 +69,25 @@ async def test_others_stay_out(served: Served) -> None:
             assert response.status == 404
 
 
+@pytest.mark.parametrize("allowed", [(), ("https://other.example",)])
+async def test_a_page_that_is_not_let_in_makes_no_work(
+    served: Served, allowed: tuple[str, ...]
+) -> None:
+    """A browser sends simple requests unasked and only hides the answer: they are refused."""
+    async with served("hello", allowed_origins=allowed) as client:
+        for origin in ("https://chat.example", "null", "http://127.0.0.1:1"):
+            headers = {"Origin": origin, "Content-Type": "text/plain"}
+            body = '{"prompt": "hi"}'
+            async with client.session.post("/v1/completions", data=body, headers=headers) as reply:
+                assert reply.status == 403
+                assert (await reply.json())["error"]["code"] == "origin_not_allowed"
+        own = {"Origin": f"http://127.0.0.1:{client.port}"}
+        async with client.session.post(
+            "/v1/completions", json={"prompt": "hi"}, headers=own
+        ) as reply:
+            assert reply.status == 200
+
+
 async def test_paths_without_their_beginning(served: Served) -> None:
     """OpenAI's paths answer without /v1 too, as those of mlx-lm and llama.cpp do."""
     async with served("hello") as client:

@@ -239,7 +239,7 @@ def test_what_a_message_would_ignore_is_refused(field: str) -> None:
     "field",
     """
     adapters add_special_tokens bad_words dynatemp_range enable_thinking lora max_new_tokens
-    min_keep n_probs negative_prompt num_beams prompt_embeds role_mapping samplers tfs_z thinking
+    min_keep n_probs negative_prompt num_beams prompt_embeds role_mapping samplers tfs_z
     thinking_token_budget top_n_sigma typ_p
     """.split(),
 )

@@ -39,6 +39,22 @@ async def half_a_request(port: int) -> Ends:
     return reader, writer
 
 
+async def answered(port: int) -> Ends:
+    """A connection that has had an answer, and is kept alive."""
+    end = await asyncio.open_connection("127.0.0.1", port)
+    await ask(end)
+    return end
+
+
+async def ask(end: Ends) -> None:
+    reader, writer = end
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 404 " in head
+    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    await reader.readexactly(length)
+
+
 async def test_one_connection_too_many_closes_the_oldest() -> None:
     """However fast they come; the newest are answered."""
     sock = bind("127.0.0.1", 0)
@@ -57,6 +73,22 @@ async def test_one_connection_too_many_closes_the_oldest() -> None:
         for _, writer in (*ends, last):
             writer.close()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_as_many_connections_as_there_may_be_stay_open() -> None:
+    """Nobody is cut off while there is room; one more closes the first and no other."""
+    sock = bind("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    async with serving(sock, most=6):
+        ends = [await answered(port) for _ in range(6)]
+        for end in ends:
+            await ask(end)
+        late = await answered(port)
+        assert await ends[0][0].read() == b""
+        for end in (*ends[1:], late):
+            await ask(end)
+        for _, writer in (*ends, late):
+            writer.close()
 
 
 async def test_half_a_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,11 +93,12 @@ async def test_the_template_may_be_told_not_to(served: Served, opener: Tokenizer
             {"chat_template_kwargs": {"enable_thinking": False}},
             {"reasoning_effort": "none"},
             {"enable_thinking": False},
+            {"thinking": {"type": "disabled"}},
         ):
             message, _ = await message_of(client, **quiet)
             assert message == {"role": "assistant", "content": "It is 4."}
         prompts = [bytes(request.prompt) for request in client.backend.requests]
-        assert prompts == [b"hi><think></think>"] * 3
+        assert prompts == [b"hi><think></think>"] * 4
 
 
 async def test_a_variable_that_no_template_reads(served: Served, thinker: Tokenizer) -> None:
@@ -109,6 +110,7 @@ async def test_a_variable_that_no_template_reads(served: Served, thinker: Tokeni
         for fields in (
             {"chat_template_kwargs": {"enable_thinking": True}},
             {"enable_thinking": True},
+            {"thinking": {"type": "enabled"}},
         ):
             status, body = await client.chat(**fields)
             assert (status, body["error"]["param"]) == (400, "enable_thinking")

@@ -12,6 +12,7 @@ from typing import Any
 ROPE_PARAMETERS = "rope_parameters"
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_TYPES = (_FULL, _SLIDING)
 _LOCAL = "rope_local_base_freq"
 _OF_THEIR_OWN = ("rope_theta", "partial_rotary_factor")
 
@@ -33,7 +34,7 @@ def with_single_rope_fields(
         return dict(settings)
     if not isinstance(parameters, dict):
         raise ValueError(f"{ROPE_PARAMETERS} is {parameters!r}, not an object")
-    if any(isinstance(value, dict) for value in parameters.values()):
+    if any(key in _TYPES or isinstance(value, dict) for key, value in parameters.items()):
         found = _of_layer_types(parameters, known)
     else:
         found = _of_all_layers(parameters)
@@ -61,17 +62,20 @@ def _of_all_layers(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_layer_types(parameters: Mapping[str, Any], known: Collection[str] | None) -> dict[str, Any]:
-    """A type that stands alone is that of all layers."""
-    for kind, value in parameters.items():
-        if kind not in (_FULL, _SLIDING) or not isinstance(value, dict):
+    """A type that stands alone is that of all layers; one that is null or empty says nothing."""
+    given = {kind: value for kind, value in parameters.items() if value is not None}
+    for kind, value in given.items():
+        if kind not in _TYPES or not isinstance(value, dict):
             raise ValueError(f"{ROPE_PARAMETERS} has {kind!r} beside settings of types of layers")
-    found = _of_all_layers(parameters.get(_FULL) or parameters[_SLIDING])
-    local = _of_all_layers(parameters.get(_SLIDING) or parameters[_FULL])
+    full, sliding = given.get(_FULL, {}), given.get(_SLIDING, {})
+    if not full and not sliding:
+        raise ValueError(f"{ROPE_PARAMETERS} says nothing of {_FULL} or {_SLIDING}")
+    found, local = _of_all_layers(full or sliding), _of_all_layers(sliding or full)
     if known is not None and _LOCAL not in known:
         if local != found:
             raise ValueError(
                 f"{ROPE_PARAMETERS} differ for {_FULL} and {_SLIDING}, "
-                "and mlx-lm's model of this type rotates all layers alike"
+                "and mlx-lm's model of this type has no field for that"
             )
         return found
     if local.keys() != {"rope_theta", "rope_scaling"} or local["rope_scaling"] is not None:

@@ -107,6 +107,12 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """What says how tokens are drawn."""
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("-n", "--max-tokens", type=int, default=100, metavar="N")
+    sampling.add_argument(
+        "--ctx-size",
+        type=int,
+        metavar="N",
+        help="tokens of a prompt and its answer together (the model's)",
+    )
     sampling.add_argument("--temp", type=float, default=0.0, help="0 is greedy (0)")
     sampling.add_argument("--top-p", type=float, default=1.0)
     sampling.add_argument("--top-k", type=int, default=0, help="0 is off (0)")
@@ -117,6 +123,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns 0, or raises what went wrong."""
     from mlxcel.cli.local_model import open_local_model, run_local_model
+    from mlxcel.cli.serve import context_notices
     from mlxcel.engine.generation import Generation
     from mlxcel.engine.pipeline_report import pipeline_report
     from mlxcel.engine.results import collect
@@ -130,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _requests(args, model, _prompts(args))
     stages = len(model.plan.stages)
     rows = micro_batch_size(len(requests), stages, micro_batch(args.pp_micro_batch_size))
-    for notice in (*model.notices, blas.notice):
+    for notice in (*model.notices, *context_notices(args, model), blas.notice):
         print(notice, file=sys.stderr)
     bars = LoadingBars()
     credits = credits_for(len(requests), stages, rows)
@@ -157,6 +164,7 @@ def _check(args: argparse.Namespace) -> None:
     chunk, timeout, seed = args.prefill_chunk_size, args.pp_timeout, args.seed or 0
     bounds = [
         ("-n/--max-tokens", args.max_tokens, args.max_tokens >= 1, "1 or more"),
+        ("--ctx-size", args.ctx_size, args.ctx_size is None or args.ctx_size >= 1, "1 or more"),
         ("--prefill-chunk-size", chunk, chunk >= 1, "1 or more"),
         ("--temp", args.temp, 0 <= args.temp < float("inf"), "0 or more"),
         ("--top-p", args.top_p, 0 < args.top_p <= 1, "a value above 0 and up to 1"),
@@ -215,7 +223,7 @@ def _requests(args: argparse.Namespace, model: Model, prompts: Sequence[str]) ->
         if not tokens:
             raise UsageError(f"Prompt {index} is empty.", "Give at least one character.")
         model.check_tokens(tokens)
-        most = _room(index, len(tokens), args.max_tokens, model.context_size)
+        most = _room(index, len(tokens), args.max_tokens, args.ctx_size or model.context_size)
         requests.append(Request(index, tuple(tokens), most, sampling))
     return requests
 
@@ -230,13 +238,13 @@ def _room(index: int, tokens: int, wanted: int, context: int | None) -> int:
         return wanted
     if tokens >= context:
         raise UsageError(
-            f"Prompt {index} has {tokens} tokens, and the model's context holds {context}, prompt "
-            f"and answer together.",
-            "Give a shorter prompt.",
+            f"Prompt {index} has {tokens} tokens, and the context holds {context}, prompt and "
+            f"answer together.",
+            "Give a shorter prompt, or a longer --ctx-size if the model can do more.",
         )
     left = context - tokens
     print(
-        f"prompt {index}: {left} tokens at most, not {wanted}: the model's context holds {context}",
+        f"prompt {index}: {left} tokens at most, not {wanted}: the context holds {context}",
         file=sys.stderr,
     )
     return left

@@ -67,17 +67,21 @@ class Armory:
         self._used_up = asyncio.Event()
         self._armed = asyncio.Event()
         self._free = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
 
     async def open(self) -> Hello:
-        """Start the first worker.
+        """Start the first worker; :meth:`keep` is for all others.
 
         Raises:
             MlxcelError: It does not come up.
         """
-        hello = await self._arm()
-        self._keeper = asyncio.create_task(self._keep())
-        return hello
+        return await self._arm()
+
+    async def keep(self) -> None:
+        """Replace each worker that is used up or has died, until cancelled."""
+        while True:
+            await self._used_up.wait()
+            await self._end()
+            await self._arm_again()
 
     async def ready(self) -> WorkerProcess:
         """The worker, when one is armed and alive; by then all memory of the last one is free.
@@ -122,17 +126,8 @@ class Armory:
         return self._worker.silent if self._in_use and self._worker is not None else None
 
     async def close(self) -> None:
-        """End everything."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        """End the worker, when nobody keeps it any more."""
         await self._end()
-
-    async def _keep(self) -> None:
-        while True:
-            await self._used_up.wait()
-            await self._end()
-            await self._arm_again()
 
     async def _arm_again(self) -> None:
         pause = 1.0

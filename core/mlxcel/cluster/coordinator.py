@@ -378,4 +378,7 @@ class Coordinator:
             for loss in self._detector.check(now):
                 self._lose(loss)
             if self._listener is not None:
-                self._listener.tick(now)
+                try:
+                    self._listener.tick(now)
+                except Exception:  # a bug there, which must not end the search for lost peers
+                    _log.exception("what runs on the peers cannot tell how it goes")

@@ -6,7 +6,7 @@ import math
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -22,15 +22,23 @@ from mlxcel.errors import ClusterVersionError, DiscoveryError, PortTaken
 RECEIVE_BUFFER = 1 << 20
 """Bytes of datagrams that may wait to be read, so that a burst of others' drops few of ours."""
 
-PATIENCE = 3.0
-"""Seconds for others to be heard when the peers are complete but for their version."""
-
 SETTLE = INTERVAL + 0.3
 """Seconds for others to be heard when the peers are complete: all that are there send once in it,
 so whose beacon came first decides nothing, and spares can be named."""
 
-FORGET = 2 * INTERVAL + 0.9
+FRESH = SETTLE
+"""Seconds since its last beacon after which a peer is waited for: it has either missed one or been
+started again, with another port, and would count twice."""
+
+FORGET = 3 * INTERVAL + 0.5
 """After so many seconds without a beacon a peer is gone; two in a row may be lost on the way."""
+
+PATIENCE = FORGET + 0.5
+"""Seconds for others to be heard when the peers are complete but for their version: enough for one
+to be forgotten that was upgraded and started again."""
+
+LOOK_AGAIN = 0.1
+"""Seconds between two looks whether a peer that was waited for is gone."""
 
 
 @attrs.frozen
@@ -72,12 +80,16 @@ class Census:
     def found(self, now: float) -> Found:
         """The peers heard within the last :data:`FORGET` seconds.
 
-        One that was started again has another port; it does not count twice.
+        So long one that was started again counts twice if it has another port.
         """
         late = [beacon for beacon, heard in self._beacons.values() if now - heard <= FORGET]
         beacons = sorted(late, key=lambda beacon: str(beacon.address))
         peers = tuple(beacon.address for beacon in beacons if _fits(beacon))
         return Found(peers, tuple(beacon for beacon in beacons if not _fits(beacon)))
+
+    def fresh(self, peers: Iterable[Address], now: float) -> bool:
+        """Whether all of ``peers`` were heard within the last :data:`FRESH` seconds."""
+        return all(now - self._beacons[peer][1] <= FRESH for peer in peers)
 
 
 def find_peers(options: ClusterOptions, say: Callable[[str], None] = lambda line: None) -> Found:
@@ -133,6 +145,9 @@ def await_peers(
 ) -> Found:
     """Hear beacons on ``sock`` until ``wanted`` peers are known, and a little longer for others.
 
+    A peer that was heard before and is not any more is waited for until it is forgotten or
+    ``timeout`` is over.
+
     Raises:
         DiscoveryError: ``timeout`` seconds were not enough.
         ClusterVersionError: Enough were heard, but for :data:`PATIENCE` seconds not enough that
@@ -147,14 +162,15 @@ def await_peers(
         outdated = not enough and len(found.peers) + len(found.conflicts) >= wanted
         settled = min(settled, now + SETTLE) if enough else math.inf
         hopeless = min(hopeless, now + PATIENCE) if outdated else math.inf
-        if now >= settled:
+        if now >= settled and (now >= deadline or census.fresh(found.peers, now)):
             return found
         if outdated and now >= min(hopeless, deadline):
             raise version_error(found.conflicts)
         if not enough and now >= deadline:
             port = sock.getsockname()[1]
             raise _too_few(found, census.ignored, wanted, timeout, port)
-        sock.settimeout(min(settled, hopeless, math.inf if enough else deadline) - now)
+        until = max(settled, now + LOOK_AGAIN) if enough else min(hopeless, deadline)
+        sock.settimeout(until - now)
         try:
             datagram, sender = sock.recvfrom(LARGEST + 1)
         except TimeoutError:

@@ -25,14 +25,12 @@ def identify(folder: Path) -> ModelIdentity:
     Raises:
         CheckpointError: It is missing, incomplete or malformed.
     """
-    config = read_config(folder)
     try:
+        config = read_config(folder)
         digest = hashlib.sha256(config.path.read_bytes()).hexdigest()
         files = tuple((file.name, file.stat().st_size) for file in weight_files(folder).files)
     except OSError as error:  # it changes at this moment
-        raise CheckpointError(
-            folder, f"cannot be read ({error.strerror or error}).", "Look at the folder."
-        ) from error
+        raise _unreadable(folder, error) from error
     return ModelIdentity(digest, tuple(sorted(files)), config.num_layers)
 
 
@@ -94,29 +92,38 @@ class Checkpoints:
         """The folders of checkpoints that are there now."""
         for path in self.paths:
             try:
-                yield from tuple(_checkpoints_at(path))
+                yield from _checkpoints_at(path)
             except CheckpointError:
                 yield path  # it was one when this peer started; its error says what it is now
 
 
-def _checkpoints_at(path: Path) -> Iterator[Path]:
-    """``path`` itself if it is a checkpoint, else those right below it."""
-    if path.is_dir() and not (path / CONFIG_FILE).is_file():
-        below = sorted(file.parent for file in path.glob(f"*/{CONFIG_FILE}"))
-        if below:
-            yield from (folder.absolute() for folder in below)
-            return
-    yield read_config(path).path.parent.absolute()
+def _checkpoints_at(path: Path) -> list[Path]:
+    """``path`` itself if it is a checkpoint, else those right below it.
+
+    Raises:
+        CheckpointError: It is neither, or cannot be looked at.
+    """
+    try:
+        if path.is_dir() and not (path / CONFIG_FILE).is_file():
+            below = sorted(file.parent for file in path.glob(f"*/{CONFIG_FILE}"))
+            if below:
+                return [folder.absolute() for folder in below]
+        return [read_config(path).path.parent.absolute()]
+    except OSError as error:  # such as a network file system whose server has gone
+        raise _unreadable(path, error) from error
 
 
 def _signature(folder: Path) -> Signature:
     try:
         found = [(file.name, file.stat()) for file in folder.iterdir()]
     except OSError as error:
-        raise CheckpointError(
-            folder, f"cannot be read ({error.strerror or error}).", "Look at the folder."
-        ) from error
+        raise _unreadable(folder, error) from error
     return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+
+
+def _unreadable(folder: Path, error: OSError) -> CheckpointError:
+    problem = f"cannot be read ({error.strerror or error})."
+    return CheckpointError(folder, problem, "Look at the folder.")
 
 
 def _differences(wanted: ModelIdentity, found: ModelIdentity) -> Iterator[str]:

@@ -14,6 +14,9 @@ from mlxcel.cluster.sockets import name_of
 
 BACKLOG = 1024
 
+CHOICES = 5
+"""How many ports to try where any will do."""
+
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """An address that a name has, and this machine not (any more), such as ``::1`` without IPv6."""
 
@@ -24,11 +27,22 @@ Found = Sequence[tuple[Any, ...]]
 def open_listeners(found: Found) -> list[socket.socket]:
     """Non-blocking sockets that listen at all addresses of ``found`` that are this machine's.
 
-    All have one port; if it is 0, the system chooses it for the first one.
+    All have one port; if it is 0, the system chooses it for the first one, and another if that one
+    is in use at the next address.
 
     Raises:
         OSError: One is in use, or none is this machine's.
     """
+    for _ in range(CHOICES - 1):
+        try:
+            return _open(found)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or any(entry[4][1] for entry in found):
+                raise
+    return _open(found)
+
+
+def _open(found: Found) -> list[socket.socket]:
     port, missing = 0, None
     with ExitStack() as stack:
         listeners: list[socket.socket] = []

@@ -126,6 +126,7 @@ class Peer:
         """
         try:
             await self._armory.open()
+            self._spawn(self._armory.keep())
             self.listening = await self.gate.listen(self._control)
             self._say(f"listening on {self.listening} in the cluster {self._options.name!r}")
             if self.gate.doubt:

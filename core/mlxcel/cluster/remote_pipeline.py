@@ -15,7 +15,7 @@ from mlxcel.cluster.links import engine_links
 from mlxcel.engine.model import Model
 from mlxcel.engine.started import started
 from mlxcel.errors import ChannelClosed, MlxcelError, PeerLinkBroken, PeerLost, WorkerFailed
-from mlxcel.pipeline.accusation import Accusation, broken_connection
+from mlxcel.pipeline.accusation import Accusation, broken_connection, root_accusation
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.report import Beat, Ended, Failed, Report
@@ -33,14 +33,16 @@ LINK_SECONDS = 10.0
 
 @attrs.frozen
 class _Cut:
-    """A peer that others say they miss, and ``loss``, what to say unless more is heard.
+    """A peer that is missed, and ``loss``, what to say unless more is heard.
 
-    ``at`` is when, on this node's monotonic clock.
+    ``at`` is when that was, on this node's monotonic clock. ``said`` is what another rank says of
+    it; None where the peer's own words tell.
     """
 
     peer: int
     loss: PeerLost
     at: float
+    said: Accusation | None
 
 
 class RemotePipeline(WorkerPipeline):
@@ -74,8 +76,7 @@ class RemotePipeline(WorkerPipeline):
         self._path = DataPath(self.count, DATA_GRACES * grace)
         self._ended_peers: set[int] = set()
         self._lost: PeerLost | None = None
-        self._cut: _Cut | None = None
-        self._accusations: list[Accusation] = []
+        self._cuts: list[_Cut] = []
         self._given_up = False
         self._changed = threading.Condition()
 
@@ -152,9 +153,9 @@ class RemotePipeline(WorkerPipeline):
 
     def tick(self, now: float) -> None:
         """See :class:`mlxcel.cluster.coordinator.Listener`."""
-        cut = self._cut
-        if cut is not None and now - cut.at > CAUSE_SECONDS:
-            self.lost(cut.peer, self._explained(cut))  # nothing came that would say more
+        if self._cuts and now - self._cuts[0].at > CAUSE_SECONDS:  # nothing came that says more
+            cut = self._explained()
+            self.lost(cut.peer, cut.loss)
         if (link := self._path.stuck(now)) is not None:
             _, receiver = link.split("-")
             peer = self._leader(self.count - 1 if receiver == "engine" else int(receiver))
@@ -167,36 +168,42 @@ class RemotePipeline(WorkerPipeline):
     def _miss(self, peer: int, missed: int | None, what: str, broken: str = "") -> None:
         """The worker of ``peer`` has ended; because of the peer ``missed``, unless that is None.
 
-        It ends all others in turn, so the first to be missed counts, unless it was the connection
-        of two that broke.
-
         Args:
             broken: How ``peer`` saw the connection with ``missed`` end, if it did.
         """
         with self._changed:
             self._ended_peers.add(peer)
-            if missed is not None and missed != peer:
+            if missed is not None and not self._given_up:
                 places = divmod(peer, self.ranks), divmod(missed, self.ranks)
-                self._accusations.append(Accusation(*places, broken))
-            if missed is not None and self._cut is None and not self._given_up:
-                self._cut = _Cut(missed, self._loss(missed, what), time.monotonic())
+                said = None if missed == peer else Accusation(*places, broken)
+                loss = self._loss(missed, what)
+                self._cuts.append(_Cut(missed, loss, time.monotonic(), said))
             self._changed.notify_all()
 
-    def _explained(self, cut: _Cut) -> PeerLost:
-        """What is behind ``cut``, now that all have said what they saw."""
+    def _explained(self) -> _Cut:
+        """What is behind all cuts, now that all have said what they saw.
+
+        Who ends does so to others in turn, so the first to be missed counts, or whom that one
+        misses, unless it was the connection of two that broke.
+        """
         with self._changed:
-            accusing = {it.reporter for it in self._accusations}
-            ended = {divmod(peer, self.ranks) for peer in self._ended_peers} - accusing
-            broken = broken_connection(self._accusations, ended)
-        if broken is None:
-            return cut.loss
-        one, other = (
-            self._coordinator.members[stage * self.ranks + rank]
-            for stage, rank in (broken.reporter, broken.accused)
-        )
-        return PeerLinkBroken(
-            one.node, str(one.address), broken.broken, other.node, str(other.address)
-        )
+            cuts, ended_peers = tuple(self._cuts), tuple(self._ended_peers)
+        accusations = [cut.said for cut in cuts if cut.said is not None]
+        accusing = {it.reporter for it in accusations}
+        ended = {divmod(peer, self.ranks) for peer in ended_peers} - accusing
+        if broken := broken_connection(accusations, ended):
+            one, other = (
+                self._coordinator.members[stage * self.ranks + rank]
+                for stage, rank in (broken.reporter, broken.accused)
+            )
+            loss = PeerLinkBroken(
+                one.node, str(one.address), broken.broken, other.node, str(other.address)
+            )
+            return attrs.evolve(cuts[0], loss=loss)
+        if cuts[0].said is None:
+            return cuts[0]
+        root = root_accusation(accusations)
+        return next(cut for cut in cuts if cut.said == root)
 
     def _leader(self, stage: int) -> int:
         """The member that is rank 0 of ``stage``."""
@@ -251,8 +258,8 @@ class RemotePipeline(WorkerPipeline):
             return cause
         if self._lost is not None:
             return self._lost
-        if self._cut is not None:
-            return self._explained(self._cut)
+        if self._cuts:
+            return self._explained().loss
         stage = 0 if closed.name.startswith("engine") else self.count - 1
         return self._loss(self._leader(stage), str(closed))
 

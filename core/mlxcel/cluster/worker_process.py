@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mlxcel.errors import DeadlineError, WireError, WorkerStartError
+from mlxcel.errors import DeadlineError, WireError, WorkerNotStarted, WorkerStartError
 from mlxcel.pipeline.control import (
     MAX_CONTROL,
     Alive,
@@ -77,16 +77,25 @@ class WorkerProcess:
             without: Plugins that the user left out.
             on_report: Called with what the stage says.
             on_end: Called once when the process has ended, whoever ended it.
+
+        Raises:
+            WorkerNotStarted: The system has no room for another process.
         """
-        here, there = socket.socketpair()
-        with there, interrupts_held():
-            process = await asyncio.create_subprocess_exec(
-                *worker_command(there.fileno(), without),
-                pass_fds=[there.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=2,  # whatever a library prints must not end up in the supervisor's output
-                env={**os.environ, **environment},
-            )
+        with contextlib.ExitStack() as stack:
+            try:
+                here, there = map(stack.enter_context, socket.socketpair())
+                with interrupts_held():
+                    process = await asyncio.create_subprocess_exec(
+                        *worker_command(there.fileno(), without),
+                        pass_fds=[there.fileno()],
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=2,  # what a library prints must not end up in ours
+                        env={**os.environ, **environment},
+                    )
+            except OSError as error:  # such as too many processes or open files
+                raise WorkerNotStarted(error.strerror or str(error)) from error
+            stack.pop_all()
+        there.close()
         return cls(process, here, on_report, on_end)
 
     @property

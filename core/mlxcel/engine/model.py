@@ -11,6 +11,7 @@ import attrs
 from mlxcel.checkpoint.checkpoint import Checkpoint
 from mlxcel.checkpoint.config import read_config
 from mlxcel.checkpoint.dtype import DtypeChoice, activation_bytes, choose_dtype
+from mlxcel.checkpoint.rope import rope_scaling_of
 from mlxcel.checkpoint.weights_mode import WeightsChoice, choose_weights
 from mlxcel.engine.tokenizer import Tokenizer, load_tokenizer
 from mlxcel.errors import CheckpointError, MemoryBudgetError, TensorParallelError, UnsupportedError
@@ -135,9 +136,21 @@ class Model:
 
     @property
     def context_size(self) -> int | None:
-        """Tokens of the longest sequence the model was made for, if config.json says."""
-        size = self.checkpoint.config.first(*CONTEXT_KEYS)
-        return size if isinstance(size, int) and size > 0 else None
+        """Tokens of the longest sequence the model was made for, if config.json says.
+
+        With YaRN, config.json may still name the length from before the scaling.
+        """
+        config = self.checkpoint.config
+        size = config.first(*CONTEXT_KEYS)
+        if not isinstance(size, int) or size <= 0:
+            return None
+        scaling = rope_scaling_of(config.text) or {}
+        if "yarn" not in str(scaling.get("type") or scaling.get("rope_type")):
+            return size
+        factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+        if not isinstance(factor, (int, float)) or not isinstance(original, int):
+            return size
+        return max(size, int(factor * original))
 
     @property
     def _decode_path(self) -> str | None:

@@ -58,6 +58,7 @@ from mlxcel.errors.pipeline import (
     WorkerFailed,
     WorkerMismatch,
     WorkerNotReady,
+    WorkerNotStarted,
     WorkerSilent,
     WorkerStartError,
 )
@@ -129,6 +130,7 @@ __all__ = [
     "WorkerFailed",
     "WorkerMismatch",
     "WorkerNotReady",
+    "WorkerNotStarted",
     "WorkerSilent",
     "WorkerStartError",
 ]

@@ -234,6 +234,19 @@ class WorkerStartError(MlxcelError):
 
 
 @attrs.define(eq=False)
+class WorkerNotStarted(MlxcelError):
+    """A peer's worker process that the system would not start; ``cause`` says why."""
+
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"no worker process can be started: {self.cause}. Look at this machine's limits "
+            f"(ulimit -a) and its free memory."
+        )
+
+
+@attrs.define(eq=False)
 class WorkerNotReady(MlxcelError):
     """A peer that has no worker process ready for a stage, after so many ``seconds``.
 

@@ -160,7 +160,9 @@ class Family:
         """The ``quant_method`` of each tool whose tensors ``sanitize`` unpacks; none by default.
 
         What :meth:`loaded` then says of those tensors is not looked at. MLX's own form needs no
-        mention, nor does what mlx-lm's loader turns into it (AWQ, GPTQ).
+        mention, nor does what mlx-lm's loader turns into it (AWQ, GPTQ). Where config.json names
+        none of these tools, or none at all, a checkpoint is refused if tensors in :meth:`loaded`
+        still have a name that tools give to parts of a packed matrix, as ``weight_scale``.
         """
         return ()
 

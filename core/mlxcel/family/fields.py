@@ -110,15 +110,28 @@ def rope_scaling(config: ModelConfig) -> tuple[str, ...]:
     return ("rope_scaling",) if config.get("rope_scaling") else (ROPE_PARAMETERS,)
 
 
-def window(config: ModelConfig, *, switch: str | None = None) -> tuple[str, ...]:
-    """The field that asks for sliding attention without saying in which layers, if there is one.
+def window(
+    config: ModelConfig,
+    *,
+    switch: str | None = None,
+    first: str | None = None,
+    by_layer: bool = False,
+) -> tuple[str, ...]:
+    """The field that asks for sliding attention where mlx-lm's model has none, if there is one.
 
     Args:
         switch: The field that must be true for that, where it is needed.
+        first: The field with the first layer that slides, where ``layer_types`` does not say it.
+        by_layer: mlx-lm's model slides in the layers that ``layer_types`` names.
     """
-    if config.get("sliding_window") is None or config.get("layer_types") is not None:
+    if config.get("sliding_window") is None or (switch and config.get(switch) is not True):
         return ()
-    return ("sliding_window",) if switch is None or config.get(switch) is True else ()
+    if (types := config.get("layer_types")) is not None:
+        slides = not by_layer and isinstance(types, list) and SLIDING in types
+    else:
+        start = config.get(first) if first else 0
+        slides = not isinstance(start, int) or start < config.num_layers
+    return ("sliding_window",) if slides else ()
 
 
 def experts_by_step(config: ModelConfig, index: int) -> bool:

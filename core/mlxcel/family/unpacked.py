@@ -51,6 +51,30 @@ def packed_float8(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader
     return loaded
 
 
+def packed_experts(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """Experts in NVFP4, as ModelOpt writes them, under MLX's names: the same bytes.
+
+    They are no modules there: the scales of ``gate_up_proj`` are ``gate_up_proj_weight_scale``.
+    """
+    names = {
+        f"{module}{end}": f"{module}.{leaf}"
+        for name in tensors
+        if (module := name.removesuffix(_BLOCK_SCALE)) != name
+        for end, leaf in _NVFP4.items()
+    }
+    return {
+        (new := names.get(name, name)): attrs.evolve(header, name=new)
+        for name, header in tensors.items()
+        if not name.endswith(_INPUT_SCALE)
+    }
+
+
+_BLOCK_SCALE, _INPUT_SCALE = "_weight_scale", "_input_scale"
+_NVFP4: Mapping[str, str] = {
+    "": "weight",
+    _BLOCK_SCALE: "scales",
+    f"{_BLOCK_SCALE}_2": "global_scale",
+}
 _INTEGERS: Mapping[str, tuple[str, ...]] = {
     "weight_packed": ("weight",),
     "weight_scale": ("scales", "biases"),

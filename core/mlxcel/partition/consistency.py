@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mlxcel.checkpoint.config import CONFIG_FILE
+from mlxcel.checkpoint.config import CONFIG_FILE, ModelConfig
 from mlxcel.errors import CheckpointError
 from mlxcel.errors.words import counted, named_layers
 from mlxcel.family.contract import Family, Part
@@ -23,6 +23,11 @@ _LEFT_OVER = frozenset(
     "weight_global_scale weight_zero_point".split()
 )
 """What other tools call the parts of a packed matrix, as far as no loader makes MLX's of them."""
+
+_GROUP_INDICES = ".g_idx"
+_REPACKED = ("awq", "gptq")
+_LOADED_FOR_ALL = frozenset({"mxfp4", "mxfp8", *_REPACKED})
+"""The methods whose tensors mlx-lm's loader makes MLX's of, whatever the model."""
 
 _PACKED_TYPES = frozenset({"U8", "I8", "I16", "I32", "F8_E4M3", "F8_E5M2", "F4"})
 _LAYER = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
@@ -71,10 +76,15 @@ def _check_foreign(checkpoint: Checkpoint, family: Family) -> None:
     """What another tool packed is read where the model's class unpacks it.
 
     Some conversions still name the tool after they have unpacked everything; they do no harm.
+    Without files nobody can tell, and the tool's name counts.
     """
     quantization, config = checkpoint.quantization, checkpoint.config
     method = None if quantization is None else quantization.method
     if method in family.unpacks(config):
+        return
+    if not checkpoint.files:
+        if method is not None and method not in _LOADED_FOR_ALL:
+            raise _foreign(config, f"by {method!r}")
         return
     unknown = quantization is not None and quantization.mode is None
     packed = next(
@@ -85,13 +95,23 @@ def _check_foreign(checkpoint: Checkpoint, family: Family) -> None:
         ),
         None,
     )
-    if packed is None and (checkpoint.files or not unknown):
+    if packed is None:
         return
+    which = f"{packed.name} in {packed.file.name}"
+    if method in _REPACKED and packed.name.endswith(_GROUP_INDICES):
+        raise CheckpointError(
+            checkpoint.path,
+            f"its {method} tensors have group indices ({which}), which are not read.",
+            "Quantize the original weights with mlx_lm.convert, or get them without indices.",
+        )
     how = f"by {method!r}" if method else "in a form that it does not name"
-    which = "" if packed is None else f" ({packed.name} in {packed.file.name})"
-    raise CheckpointError(
+    raise _foreign(config, f"{how} ({which})")
+
+
+def _foreign(config: ModelConfig, how: str) -> CheckpointError:
+    return CheckpointError(
         config.path,
-        f"the weights are packed {how}{which}, which is not read for a model of type "
+        f"the weights are packed {how}, which is not read for a model of type "
         f"{config.model_type!r}.",
         "Quantize the original weights with mlx_lm.convert, or get them unpacked.",
     )

@@ -31,6 +31,9 @@ from mlxcel.partition.remedies import FLAGS, Wording, fits, remedies
 from mlxcel.plugins import Plugins
 from mlxcel.tensor.options import ALONE, MOST_RANKS, TensorParallel
 
+MOST_TRIED = 6
+"""Numbers of ranks that are looked at for a remedy; each costs as much as a plan."""
+
 
 @attrs.frozen
 class Plan:
@@ -111,11 +114,11 @@ def make_plan(
         one = attrs.evolve(tensor, size=1)
         with suppress(UnsupportedError, UsageError, TensorParallelError):
             plan = plan_ranks(checkpoint, family, one, dequantize=dequantize, mirrors=mirrors)
-            for size in plan.shards.legal_sizes(MOST_RANKS):
-                if size > tensor.size:
-                    profile, _ = shared(attrs.evolve(tensor, size=size))
-                    if _fits(profile, given, budgets):
-                        return size
+            sizes = [n for n in plan.shards.legal_sizes(MOST_RANKS) if n > tensor.size]
+            for size in sizes[:MOST_TRIED]:
+                profile, _ = shared(attrs.evolve(tensor, size=size))
+                if _fits(profile, given, budgets):
+                    return size
         return None
 
     profile, ranks = shared(tensor)

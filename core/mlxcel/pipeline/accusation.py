@@ -56,3 +56,20 @@ def broken_connection(
         if it.broken and mutual and it.accused not in ended:
             return it
     return None
+
+
+def root_accusation(accusations: Sequence[Accusation]) -> Accusation:
+    """The accusation that the first one of ``accusations`` follows from, where no connection broke.
+
+    Who is accused and accuses another has only passed on what it missed. Where that leads back to
+    who began, one of them was late: who gives up on it closes their connection, which it sees when
+    it comes to look, and may report before the other.
+    """
+    said = {it.reporter: it for it in accusations}
+    path = [accusations[0]]
+    while following := said.get(path[-1].accused):
+        if following in path:
+            circle = path[path.index(following) :]
+            return next((it for it in circle if not it.broken), circle[0])
+        path.append(following)
+    return path[-1]

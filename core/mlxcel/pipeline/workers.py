@@ -20,7 +20,7 @@ from mlxcel.errors import (
     RankLinkBroken,
     StageError,
 )
-from mlxcel.pipeline.accusation import accusation, broken_connection
+from mlxcel.pipeline.accusation import accusation, broken_connection, root_accusation
 from mlxcel.pipeline.link import Inbox, Outbox
 from mlxcel.pipeline.pipeline import OnProgress, StageStatus
 from mlxcel.pipeline.report import Ended, Failed, Loaded, Loading, Report
@@ -236,12 +236,15 @@ class WorkerPipeline(ABC):
 
 
 def _between_ranks(heard: Sequence[Failed], ended: Container[tuple[int, int]]) -> Failed | None:
-    """What ranks that only accuse each other have in common, else what the first of them said."""
+    """What ranks that only accuse each other have in common, else what the one says that knows."""
     accusations = [said for failed in heard if (said := accusation(failed))]
     if broken := broken_connection(accusations, ended):
         (stage, rank), (_, other) = broken.reporter, broken.accused
         return Failed(stage, RankLinkBroken(stage, rank, other, broken.broken), rank)
-    return heard[0] if heard else None
+    if not heard:
+        return None
+    root = root_accusation(accusations)
+    return next(failed for failed in heard if accusation(failed) == root)
 
 
 def _progress(stage: int, loading: Iterable[Loading]) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from mlxcel.server.backend import MakeBackend
 from mlxcel.server.dispatch import Dispatcher, Stream
 from mlxcel.server.middleware import count_and_explain, require_key
 from mlxcel.server.options import Options
-from mlxcel.server.origins import answer_preflights, tell_origin
+from mlxcel.server.origins import answer_preflights, refuse_foreign_pages, tell_origin
 from mlxcel.server.serving import SERVING, Serving
 from mlxcel.server.status import add_status
 
@@ -58,7 +58,7 @@ def create_app(make_backend: MakeBackend, options: Options) -> web.Application:
         metrics.watch_stage(stage, partial(_used, use), partial(_budget, use))
 
     app = web.Application(
-        middlewares=[count_and_explain, answer_preflights, require_key],
+        middlewares=[count_and_explain, answer_preflights, refuse_foreign_pages, require_key],
         client_max_size=options.max_body_size,
     )
     app[SERVING] = serving

@@ -28,7 +28,6 @@ UNSUPPORTED: Mapping[str, Refused] = {
     "stop_sequences": Refused(([],), "Send 'stop'."),
     "suffix": Refused(("",)),
     "system": Refused((), "Send a message whose role is 'system'."),
-    "thinking": Refused(({},), _OR_EFFORT),
     "web_search_options": Refused(),
 }
 """Fields of the chat API that would change the answer."""
@@ -244,11 +243,23 @@ def _read_tool(tool: object, path: str) -> Tool:
     return {**tool, "type": "function"}
 
 
+def _thinks(thinking: Fields) -> bool:
+    """What GLM's and DeepSeek's clients say: ``{"type": "disabled"}``."""
+    refuse_unsupported(thinking, dict.fromkeys({*thinking.names()} - {"type"}, Refused()))
+    wanted = {"enabled": True, "disabled": False}
+    kind = thinking.text("type")
+    if kind not in wanted:
+        raise thinking.wrong("type", "'enabled' or 'disabled'")
+    return wanted[kind]
+
+
 def read_variables(fields: Fields) -> dict[str, Any]:
     """What the request tells the chat template beside messages and tools."""
     variables: dict[str, Any] = {}
     if (effort := fields.text("reasoning_effort")) is not None:
         variables["reasoning_effort"] = effort
+    if thinking := fields.object("thinking"):
+        variables["enable_thinking"] = _thinks(thinking)
     if fields.get("enable_thinking") is not None:
         variables["enable_thinking"] = fields.flag("enable_thinking")
     given = fields.object("chat_template_kwargs") or Fields({})

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
+from mlxcel.server.errors import ApiError
+from mlxcel.server.fields import quoted
 from mlxcel.server.serving import SERVING
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,6 +35,25 @@ async def answer_preflights(request: web.Request, handler: Handler) -> web.Strea
     if asked := request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS):
         headers[hdrs.ACCESS_CONTROL_ALLOW_HEADERS] = asked
     return web.Response(status=204, headers=headers)
+
+
+@web.middleware
+async def refuse_foreign_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a page of another origin asks that is not let in.
+
+    A browser keeps answers from such a page, but sends simple requests all the same; programs
+    send no origin.
+    """
+    origin = request.headers.get(hdrs.ORIGIN)
+    if (
+        origin is not None
+        and request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
+        and _allowed_origin(request) is None
+        and origin.partition("://")[2] != request.host
+    ):
+        text = f"Pages of {quoted(origin)} may not use this server; --allowed-origins lets them."
+        raise ApiError(403, text, "origin_not_allowed")
+    return await handler(request)
 
 
 async def tell_origin(request: web.Request, response: web.StreamResponse) -> None:

@@ -61,7 +61,7 @@ class Site(web.BaseSite):
         if server is not None:
             # A connection that is being closed has no transport any more.
             transports = [c.transport for c in server.connections if c.transport is not None]
-            for transport in transports[: len(transports) + 1 - most]:
+            for transport in transports[: max(0, len(transports) + 1 - most)]:
                 transport.abort()
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mlxcel.family.unpacked import float8_as_bfloat16, packed_float8, packed_integers
+import attrs
+
+from mlxcel.family.unpacked import (
+    float8_as_bfloat16,
+    packed_experts,
+    packed_float8,
+    packed_integers,
+)
 
 if TYPE_CHECKING:
     from mlxcel.checkpoint.config import ModelConfig
@@ -15,10 +22,19 @@ Tensors = Mapping[str, "TensorHeader"]
 Unpacking = Mapping[str, Callable[[Tensors], Tensors]]
 """By the ``quant_method``."""
 
+
+def _ternary(tensors: Tensors) -> Tensors:
+    """BitNet's own layers have a ``weight_scale``; elsewhere that is what a tool left over."""
+    return {
+        (new := name.replace(".weight_scale", ".scale")): attrs.evolve(header, name=new)
+        for name, header in tensors.items()
+    }
+
+
 _FLOAT8: Unpacking = {"fp8": float8_as_bfloat16}
 _BOTH: Unpacking = {**_FLOAT8, "compressed-tensors": packed_integers}
 _BY_TYPE: Mapping[str, Unpacking] = {
-    "bitnet": {"bitnet": dict},
+    "bitnet": {"bitnet": _ternary},
     "deepseek_v32": _FLOAT8,
     "kimi_k25": _BOTH,
     "mimo_v2_flash": _FLOAT8,
@@ -26,6 +42,7 @@ _BY_TYPE: Mapping[str, Unpacking] = {
     "minimax_m2": _FLOAT8,
     "minimax_m3_vl": {"fp8": packed_float8},
     "mistral4": _BOTH,
+    "muse_spark": {"modelopt": packed_experts},
 }
 """Ministral 3 is none of them: mlx-lm multiplies its float8 as if they were whole numbers."""
 

@@ -38,7 +38,7 @@ class Llama(Family):
         return _attention(config).caches(config, types)
 
     def ignored(self, config: ModelConfig) -> tuple[str, ...]:
-        return fields.window(config)
+        return fields.window(config, by_layer=True)
 
     def stage_class(self) -> type[TransformerStage]:
         from mlxcel_family_llama.stage import LlamaStage

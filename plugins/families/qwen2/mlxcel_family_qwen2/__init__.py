@@ -35,7 +35,7 @@ class Qwen2(Family):
         return gated_mlp(name, hidden, fields.count(config, "intermediate_size"))
 
     def ignored(self, config: ModelConfig) -> tuple[str, ...]:
-        return fields.window(config, switch="use_sliding_window")
+        return fields.window(config, switch="use_sliding_window", first="max_window_layers")
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         return (_attention(config).cache(),) * config.num_layers

@@ -36,7 +36,7 @@ class Qwen3(Family):
         return gated_mlp(name, hidden, fields.count(config, "intermediate_size"))
 
     def ignored(self, config: ModelConfig) -> tuple[str, ...]:
-        return fields.window(config, switch="use_sliding_window")
+        return fields.window(config, switch="use_sliding_window", first="max_window_layers")
 
     def caches(self, config: ModelConfig) -> tuple[CacheKind, ...]:
         return (Attention.of(config).cache(),) * config.num_layers
@@ -48,7 +48,9 @@ class Qwen3Moe(Qwen3):
     wire_names = ("qwen3_moe",)
 
     def ignored(self, config: ModelConfig) -> tuple[str, ...]:
-        return (*fields.rope_scaling(config), *super().ignored(config))
+        """The original slides in all layers, whatever ``max_window_layers`` says."""
+        window = fields.window(config, switch="use_sliding_window")
+        return (*fields.rope_scaling(config), *window)
 
     def feed_forward(
         self, name: str, hidden: int, index: int, config: ModelConfig
