@@ -13,6 +13,7 @@ import pytest
 
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.coordinator import Coordinator
+from mlxcel.cluster.handshake import TooMuchToSay
 from mlxcel.cluster.introduction import Introduction
 from mlxcel.cluster.messages import (
     Activate,
@@ -122,6 +123,15 @@ def test_all_that_cannot_be_reached_are_named(
         ("stage-2", str(nobody), "unreachable"),
     ]
     assert "nothing was started" in str(caught.value)
+
+
+def test_a_coordinator_that_has_too_much_to_say_blames_no_peer(scripted_peers: Any) -> None:
+    """The error is about this node and what helps, and nobody is dialled."""
+    families = tuple(f"family-{n:040d}" for n in range(900))
+    with Coordinator(SECRET, attrs.evolve(OURS, families=families), grace=ENDLESS) as coordinator:
+        with pytest.raises(TooMuchToSay, match=r"^this node has too much.*DISABLE_PLUGINS\.$"):
+            connect(coordinator, scripted_peers(2))
+        assert coordinator.members == ()
 
 
 def test_a_peer_may_start_later(scripted_peers: Any, coordinator: Coordinator) -> None:

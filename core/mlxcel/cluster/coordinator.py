@@ -20,6 +20,7 @@ from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.bring_up import BringUp, Send
 from mlxcel.cluster.control_channel import ControlChannel
 from mlxcel.cluster.dial import dial
+from mlxcel.cluster.handshake import check_introduction
 from mlxcel.cluster.heartbeat import FailureDetector, Loss, ping_seconds
 from mlxcel.cluster.introduction import Introduction, Purpose
 from mlxcel.cluster.messages import Offer, Ping, Pong, Release, Reported, ToCoordinator, ToPeer
@@ -146,7 +147,9 @@ class Coordinator:
 
         Raises:
             BringUpError: Some could not be reached, or refuse; the error lists all of them.
+            TooMuchToSay: The introduction of this node is too large for any of them.
         """
+        check_introduction(self._introduction)
         self._wait(self._connect(peers, timeout, patience, on_waiting))
         return tuple(member.introduction for member in self.members)
 

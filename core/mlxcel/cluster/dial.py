@@ -67,7 +67,7 @@ async def dial(
         PeerFull: It has no room for another connection.
         PeerRefused: It refuses this node; ``problem`` holds its reason.
         DeadlineError: It did not answer in time.
-        WireError: This node's own introduction is too large.
+        TooMuchToSay: This node's own introduction is too large.
     """
     until = asyncio.get_running_loop().time() + timeout
     for attempt in range(1, ATTEMPTS + 1):

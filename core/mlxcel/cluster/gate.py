@@ -17,6 +17,7 @@ import attrs
 from mlxcel.cluster.addresses import Address
 from mlxcel.cluster.handshake import (
     CLAIM_PREFIX,
+    FEWER_PLUGINS,
     OTHER_FIELDS,
     PREFIX,
     Accept,
@@ -211,9 +212,6 @@ class Gate:
             )
         except WrongProof:
             self._count("wrong_secret", f"{where} has another cluster secret, or pretends to")
-        except TooMuchToSay as error:
-            self._count("failed", f"{where} could not be answered: {error.what}")
-            reset(sock)
         except WireError as error:
             self._count("bad_hello", f"{where} does not speak the cluster's protocol: {error.what}")
         except (EOFError, OSError) as error:
@@ -247,13 +245,21 @@ class Gate:
         try:
             peer = acceptor.read_claim(claim)
         except Misunderstood as error:
-            await loop.sock_sendall(sock, acceptor.verdict(Refuse(OTHER_FIELDS), self._introduce()))
+            answer = acceptor.verdict(Refuse(OTHER_FIELDS), _bare(self._introduce()))
+            await loop.sock_sendall(sock, answer)
             self._count("version", f"{where} knows the secret, but {error.what}")
             return None
         verdict = self._judge(peer)
         if isinstance(verdict, Accept) and self._sessions >= self._limits.sessions:
             verdict = OverCapacity()
-        answer = acceptor.verdict(verdict, self._introduce())
+        introduction = self._introduce()
+        try:
+            answer = acceptor.verdict(verdict, introduction)
+        except TooMuchToSay as error:  # the dialer is told, so that it blames nobody else
+            refusal = Refuse(f"it has too much to say of itself: {error.what}. {FEWER_PLUGINS}")
+            await loop.sock_sendall(sock, acceptor.verdict(refusal, _bare(introduction)))
+            self._count("failed", f"{where} ({peer.node}) could not be let in: {error}")
+            return None
         if not isinstance(verdict, Accept):
             await loop.sock_sendall(sock, answer)
             if isinstance(verdict, Refuse):
@@ -292,6 +298,11 @@ class Gate:
     def _count(self, reason: str, text: str) -> None:
         setattr(self.counts, reason, getattr(self.counts, reason) + 1)
         self._complaints.warning(reason, text)
+
+
+def _bare(introduction: Introduction) -> Introduction:
+    """What is left for a refusal of a node that has much to say."""
+    return Introduction(introduction.node, introduction.role, introduction.cluster, {}, {}, ())
 
 
 async def _receive_claim(sock: socket.socket) -> bytes:

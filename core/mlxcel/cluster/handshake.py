@@ -58,6 +58,9 @@ OTHER_FIELDS = (
 )
 """The reason of a refusal where the proof is right and the body is not understood."""
 
+FEWER_PLUGINS = "Leave out plugins that are not needed, with MLXCEL_DISABLE_PLUGINS."
+"""What helps a node whose introduction is too large."""
+
 _DIALER_PROOF = b"mlxcel 5 dialer\0"
 _ACCEPTOR_PROOF = b"mlxcel 5 acceptor\0"
 _DIALER_KEY = b"mlxcel 5 dialer to acceptor\0"
@@ -96,6 +99,9 @@ class Misunderstood(WireError):
 
 class TooMuchToSay(WireError):
     """An introduction of this node's own that is larger than the protocol allows."""
+
+    def __str__(self) -> str:
+        return f"this node has too much to say of itself: {self.what}. {FEWER_PLUGINS}"
 
 
 @attrs.define(eq=False)
@@ -212,6 +218,15 @@ class Dialer:
         """The keys of the connection, after :meth:`claim`."""
         dialer, acceptor = _keys(self._secret, self._hello, self._claim)
         return Keys(send=dialer, receive=acceptor)
+
+
+def check_introduction(introduction: Introduction) -> None:
+    """Check that a node can say so much of itself.
+
+    Raises:
+        TooMuchToSay: It is larger than the protocol allows.
+    """
+    _write(introduction)
 
 
 def read_hello(hello: bytes) -> None:

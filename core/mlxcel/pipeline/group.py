@@ -32,8 +32,6 @@ TELL_SECONDS = 0.5
 
 CLOSED = "it has closed the connection"
 
-MOST_RANKS = 256
-
 
 @attrs.frozen
 class _Lost:
