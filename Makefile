@@ -47,7 +47,7 @@ bench: setup
 	$(BIN)/mlxcel bench serve -m .demo/smollm2 $(BENCH_LOAD) --blas wheel --weights quantized
 	$(BIN)/mlxcel bench serve -m .demo/smollm2 $(BENCH_LOAD)
 	$(BIN)/mlxcel bench engine -m .demo/smollm2
-	$(BIN)/mlxcel bench transport --sizes 1KiB,8KiB,64KiB,1MiB,16MiB
+	$(BIN)/mlxcel bench transport --sizes 1KiB,8KiB,64KiB,1MiB,4MiB,16MiB --repeats 9
 	$(BIN)/mlxcel bench collectives
 	$(BIN)/python -c "$(MAKE_RANDOM)"
 	$(BIN)/mlxcel bench tensor -m .demo/random-300m
