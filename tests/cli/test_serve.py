@@ -24,6 +24,7 @@ from mlxcel.cli.serve import context_notices, engine_settings, server_options
 from mlxcel.engine.limits import Limits
 from mlxcel.engine.local import open_model
 from mlxcel.plugins import Plugins
+from mlxcel.testing.quick import quick
 
 BIN = Path(sys.executable).parent
 SECONDS = 60.0
@@ -198,7 +199,7 @@ def test_a_port_in_use(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[
     assert "--port" in line
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGHUP], [signal.SIGTERM]))
 def test_a_server_and_sigterm(tiny: Callable[..., Path], number: int) -> None:
     """It serves, drains on a signal: the running stream ends well, exit 0, stdout stays empty.
 

@@ -18,6 +18,7 @@ from mlxcel.checkpoint.config import read_config
 from mlxcel.family.choose import choose_family
 from mlxcel.plugins import Plugins
 from mlxcel.testing import tiny as checkpoints
+from mlxcel.testing.quick import quick
 
 UNLIKE = ("deepseek_v3", "gemma4", "gpt_oss", "jamba", "llama", "qwen3_5")
 """What differs in what a boundary carries and in what stages keep."""
@@ -69,11 +70,7 @@ def test_every_family_is_walked(plugins: Plugins, models: Path) -> None:
     assert [owner for owner, names in served.items() if not names & set(NAMES)] == []
 
 
-def slow(*names: str) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", [*UNLIKE, *slow(*OTHERS, *VARIANTS)])
+@pytest.mark.parametrize("name", quick((*NAMES, *VARIANTS), ("gemma4", "jamba")))
 def test_two_peers_make_the_tokens_of_one_process(
     group: Any, models: Path, walk: Any, name: str
 ) -> None:
@@ -81,7 +78,7 @@ def test_two_peers_make_the_tokens_of_one_process(
     check(group, walk, models / name, 2)
 
 
-@pytest.mark.parametrize("name", ["llama", *slow(*(name for name in NAMES if name != "llama"))])
+@pytest.mark.parametrize("name", quick(NAMES, ("llama",)))
 def test_three_peers_make_the_tokens_of_one_process(
     group: Any, models: Path, walk: Any, name: str
 ) -> None:
@@ -225,6 +222,7 @@ def free_ports(count: int) -> list[int]:
         return [sock.getsockname()[1] for sock in taken]
 
 
+@pytest.mark.slow
 def test_all_by_hand(group: Any, models: Path) -> None:
     """Peers that plan by themselves come to the plan of a coordinator with flags that they do not
     take, and serve it; what they must be told alike, they are told by name."""

@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 
 from mlxcel.tensor.options import TensorParallel
+from mlxcel.testing.quick import quick
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -39,9 +40,7 @@ def mesh(make_cluster: Callable[..., Any], models: Path) -> Any:
     return make_cluster([models] * 4, *flags)
 
 
-@pytest.mark.parametrize(
-    "name", [*UNLIKE, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
+@pytest.mark.parametrize("name", quick((*UNLIKE, *OTHERS), ("qwen3_moe",)))
 def test_a_mesh_makes_the_tokens_of_one_process(
     mesh: Any, models: Path, walk: Any, name: str
 ) -> None:

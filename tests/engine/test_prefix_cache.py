@@ -31,6 +31,7 @@ from mlxcel.family.caches import (
 from mlxcel.pipeline.step import Step, StepFailed, Tokens
 from mlxcel.plugins import Plugins
 from mlxcel.testing.doubles import ScriptedExecutor, specs
+from mlxcel.testing.quick import quick
 
 FULL = KVCacheKind(1, 8, 8)
 A = tuple(range(100, 140))
@@ -134,7 +135,7 @@ def test_remembered_prompts_make_room_for_sequences() -> None:
 FAMILIES = ("llama", "llama_sliding", "gemma4", "qwen3_5", "jamba", "deepseek_v3", "llama4")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", quick(FAMILIES, ("llama", "llama_sliding", "jamba")))
 def test_a_known_beginning_changes_nothing(tiny: Callable[..., Path], name: str) -> None:
     """Conversations that grow turn by turn get the tokens of runs that know nothing."""
     rng = random.Random(name)

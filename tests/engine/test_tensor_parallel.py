@@ -22,6 +22,7 @@ from mlxcel.engine.service import Service, kv_managers
 from mlxcel.engine.slot import Request
 from mlxcel.plugins import Plugins
 from mlxcel.tensor.options import TensorParallel
+from mlxcel.testing.quick import quick
 
 WAIT = 60.0
 PLACES = 6
@@ -84,7 +85,10 @@ def drawn(rng: random.Random, length: int) -> tuple[int, ...]:
     return tuple(rng.randrange(250) for _ in range(length))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma4", "qwen3_5", "jamba", "deepseek_v3", "mixtral"])
+FAMILIES = ("llama", "gemma4", "qwen3_5", "jamba", "deepseek_v3", "mixtral")
+
+
+@pytest.mark.parametrize("name", quick(FAMILIES, ("llama", "jamba")))
 def test_many_streams_over_stages_and_ranks(tiny: Callable[..., Path], name: str) -> None:
     """Two stages of two ranks, ragged prompts, known beginnings, a tight budget, cancels."""
     rng = random.Random(name)

@@ -17,6 +17,7 @@ from mlxcel.errors import CheckpointError
 from mlxcel.family import Family
 from mlxcel.partition.consistency import oddities
 from mlxcel.stage.load import load_stage
+from mlxcel.testing.quick import quick
 from mlxcel.testing.split import HANDLE, Scene, check_split, one_stage
 
 Tiny = Callable[..., Path]
@@ -80,7 +81,7 @@ def logits(path: Path, family: Family) -> mx.array:
     return last
 
 
-@pytest.mark.parametrize("name", [*FLAT, *BY_TYPE])
+@pytest.mark.parametrize("name", quick((*FLAT, *BY_TYPE), ("glm4", "mixtral", "gemma3_text")))
 def test_both_forms_are_one_model(
     tiny: Tiny, family_of: FamilyOf, tmp_path: Path, name: str
 ) -> None:

@@ -18,6 +18,7 @@ from mlxcel.stage.load import load_stage
 from mlxcel.stage.packed import Packed
 from mlxcel.tensor.options import TensorParallel
 from mlxcel.tensor.shard import ShardStrategy
+from mlxcel.testing.quick import quick
 from mlxcel.testing.split import (
     Chain,
     Scene,
@@ -33,6 +34,9 @@ Tiny = Callable[..., Path]
 FamilyOf = Callable[[Path], Family]
 
 NAMES = models()
+UNLIKE = ("llama", "mixtral", "gemma4", "qwen3_5", "jamba", "deepseek_v3", "kimi_k3")
+"""What differs in what is shared out."""
+
 TOLERANCE = 1e-3
 """Of logits that go up to about ten."""
 
@@ -72,7 +76,7 @@ def test_two_ranks(tiny: Tiny, family_of: FamilyOf, name: str) -> None:
     assert unlike_the_whole(path, family, every_cut(path, family), WHOLE_EXPERTS) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick(NAMES, UNLIKE))
 def test_two_ranks_of_packed_weights(tiny: Tiny, family_of: FamilyOf, name: str) -> None:
     """With 4 bits, as one stage, with all that ranks can share shared out."""
     path = tiny(name, quantize="4:32")

@@ -17,6 +17,7 @@ from mlxcel.partition.assignment import assign
 from mlxcel.partition.balance import balance
 from mlxcel.partition.profile import profile_checkpoint
 from mlxcel.stage.load import load_stage
+from mlxcel.testing.quick import quick
 from mlxcel.testing.tiny import names
 
 Q_PROJ = "model.layers.3.self_attn.q_proj.weight"
@@ -227,7 +228,7 @@ def supported(path: Path, family: Family) -> Iterator[tuple[str, Any, Any]]:
             assert dtype != "auto", "auto always finds a way"
 
 
-@pytest.mark.parametrize("quantize", [None, "4:32"])
+@pytest.mark.parametrize("quantize", quick([None, "4:32"], [None]))
 @pytest.mark.parametrize("name", sorted({*names()} - {"llama_untied_headless"}))  # is refused
 @pytest.mark.parametrize("stages", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_bytes_are_those_of_the_profile(
