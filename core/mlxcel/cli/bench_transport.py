@@ -31,7 +31,7 @@ def add_parser(kinds: Any) -> None:
     add_end_flags(
         parser,
         "payloads, such as 64KiB,1MiB (1KiB,8KiB,1MiB,16MiB)",
-        "microseconds that a receiver polls before it sleeps (100)",
+        "microseconds that a receiver polls before it sleeps (300)",
     )
     parser.set_defaults(run_kind=run)
 

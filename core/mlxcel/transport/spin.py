@@ -6,8 +6,8 @@ import os
 
 from mlxcel.transport.contract import TrafficClass
 
-SPIN_SECONDS = 100e-6
-"""Two wake-ups of a sleeping thread: enough to poll through a round trip of 64 KiB."""
+SPIN_SECONDS = 300e-6
+"""Some wake-ups of a sleeping thread: enough to poll while the other end seals and opens 1 MiB."""
 
 RANK_SPIN_SECONDS = 1e-3
 """Ranks come to the end of a layer's half some hundred microseconds apart."""
