@@ -20,6 +20,7 @@ from mlxcel.stage.grammar import Grammars
 from mlxcel.stage.load import load_stage
 from mlxcel.stage.logprobs import logprobs
 from mlxcel.stage.sampler import sample
+from mlxcel.stage.scratch import give_back_scratch
 from mlxcel.tensor.collectives import Collectives
 from mlxcel.wire.tensor import WireTensor
 
@@ -148,4 +149,4 @@ def _arrays(tensors: Mapping[str, Any]) -> dict[str, mx.array]:
 def _forget_scratch(h: mx.array) -> None:
     """After a long chunk, give the buffers back that only a long chunk needs."""
     if h.shape[1] > 1:
-        mx.clear_cache()
+        give_back_scratch()

@@ -15,6 +15,7 @@ from mlxcel.family.transformer import TransformerStage
 from mlxcel.stage.contract import Progress
 from mlxcel.stage.cut import Share, cut
 from mlxcel.stage.packed import Packed
+from mlxcel.stage.scratch import give_back_scratch
 from mlxcel.tensor.plan import ShardPlan
 from mlxcel.tensor.shard import REPLICATED, Shard, ShardStrategy
 
@@ -108,7 +109,7 @@ def fill(
                 _put(stage.model, local, share)
             del value
             # Without this, what it was made of stays in MLX's cache and counts as this stage's.
-            mx.clear_cache()
+            give_back_scratch()
         progress(done, total)
 
 
