@@ -339,6 +339,26 @@ def test_a_listener_that_breaks_does_not_end_the_watch(scripted_peers: Any) -> N
     assert "has not answered" in error.what
 
 
+def test_a_listener_that_breaks_at_one_loss_hears_of_the_next(scripted_peers: Any) -> None:
+    """The peers that are silent together are all told, whatever becomes of the first of them."""
+    peers = scripted_peers(2)
+
+    class Breaks(Heard):
+        def lost(self, stage: int, error: PeerLost) -> None:
+            super().lost(stage, error)
+            raise LookupError("no such thing")
+
+    heard = Breaks()
+    with Coordinator(SECRET, OURS, grace=0.4) as coordinator:
+        connect(coordinator, peers)
+        coordinator.listen(heard)
+        for peer in peers:
+            peer.answer = lambda peer, message: None
+        heard.wait_for(lambda: len(heard.losses) == 2)
+    assert {stage for stage, _ in heard.losses} == {0, 1}
+    assert all("has not answered" in error.what for _, error in heard.losses)
+
+
 def test_reports_wait_for_the_listener(scripted_peers: Any, coordinator: Coordinator) -> None:
     """A stage may fail before anybody listens, such as when it cannot dial the next one."""
     peers, heard = scripted_peers(2), Heard()

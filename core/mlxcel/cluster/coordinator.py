@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -362,8 +362,9 @@ class Coordinator:
         if self._bring_up is not None:
             self._send_all(self._bring_up.lose(loss.peer, loss.what, time.monotonic()))
             self._moved.set()
-        if self._listener is not None:
-            self._listener.lost(loss.peer, member.loss)
+        if (listener := self._listener) is not None:
+            with self._surviving():
+                listener.lost(loss.peer, member.loss)
 
     async def _ping(self, peer: int) -> None:
         member, number = self.members[peer], 0
@@ -380,8 +381,15 @@ class Coordinator:
             now = time.monotonic()
             for loss in self._detector.check(now):
                 self._lose(loss)
-            if self._listener is not None:
-                try:
-                    self._listener.tick(now)
-                except Exception:  # a bug there, which must not end the search for lost peers
-                    _log.exception("what runs on the peers cannot tell how it goes")
+            if (listener := self._listener) is not None:
+                with self._surviving():
+                    listener.tick(now)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _surviving() -> Iterator[None]:
+        """A bug in a listener must not end the search for lost peers."""
+        try:
+            yield
+        except Exception:
+            _log.exception("what runs on the peers cannot deal with what it is told of them")
