@@ -88,6 +88,43 @@ async def test_a_page_that_is_not_let_in_makes_no_work(
             assert reply.status == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:{port}", 200),
+        ("[::1]:{port}", 200),
+        ("localhost", 200),
+        ("mini:{port}", 200),
+        ("mini.local:{port}", 200),
+        ("rebound.example:{port}", 403),
+        ("127.0.0.1.rebound.example", 403),
+        ("localhost.rebound.example:{port}", 403),
+        ("[::1", 403),
+    ],
+)
+async def test_a_name_that_leads_here_is_not_trusted(
+    served: Served, host: str, status: int
+) -> None:
+    """A page whose owner makes its name lead to this machine is not one of the server's own."""
+    async with served("hello") as client:
+        name = host.format(port=client.port)
+        headers = {"Origin": f"http://{name}", "Host": name}
+        async with client.session.post(
+            "/v1/completions", json={"prompt": "hi"}, headers=headers
+        ) as reply:
+            assert reply.status == status, await reply.text()
+
+
+async def test_a_name_that_is_let_in_is_trusted(served: Served) -> None:
+    """Behind a proxy that keeps the name, --allowed-origins names it."""
+    async with served("hello", allowed_origins=("https://llm.example",)) as client:
+        headers = {"Origin": "https://llm.example", "Host": "llm.example"}
+        async with client.session.post(
+            "/v1/completions", json={"prompt": "hi"}, headers=headers
+        ) as reply:
+            assert reply.status == 200
+
+
 async def test_paths_without_their_beginning(served: Served) -> None:
     """OpenAI's paths answer without /v1 too, as those of mlx-lm and llama.cpp do."""
     async with served("hello") as client:

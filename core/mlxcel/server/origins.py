@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Awaitable, Callable
+from urllib.parse import urlsplit
 
 from aiohttp import hdrs, web
 
@@ -13,6 +15,9 @@ from mlxcel.server.serving import SERVING
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 ANYBODY = "*"
+LOCAL_NAMES = (".local", ".localhost")
+"""Names of the local network and of this machine (RFC 6762, RFC 6761); so are those of one word."""
+
 PREFLIGHT_SECONDS = "600"
 """How long a browser need not ask again."""
 
@@ -42,18 +47,33 @@ async def refuse_foreign_pages(request: web.Request, handler: Handler) -> web.St
     """Refuse what a page of another origin asks that is not let in.
 
     A browser keeps answers from such a page, but sends simple requests all the same; programs
-    send no origin.
+    send no origin. The server's own pages may ask, unless their address is a name that somebody
+    may have made to lead here: then the browser takes a foreign page for one of ours (DNS
+    rebinding).
     """
     origin = request.headers.get(hdrs.ORIGIN)
     if (
         origin is not None
         and request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS)
         and _allowed_origin(request) is None
-        and origin.partition("://")[2] != request.host
+        and not (origin.partition("://")[2] == request.host and _nobody_elses(request.host))
     ):
         text = f"Pages of {quoted(origin)} may not use this server; --allowed-origins lets them."
         raise ApiError(403, text, "origin_not_allowed")
     return await handler(request)
+
+
+def _nobody_elses(host: str) -> bool:
+    """Whether ``host``, a port included, is an address or a name that no stranger can register."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.endswith(LOCAL_NAMES) or (name != "" and "." not in name)
+    return True
 
 
 async def tell_origin(request: web.Request, response: web.StreamResponse) -> None:
